@@ -1,7 +1,7 @@
-"""CPU time of the default cost against the roofline's: python bench/costs.py
+"""CPU time of simulations with the default cost model, relative to the roofline: python bench/costs.py
 
-One process simulates each scenario by both in turn and takes the best of four; start-up is left out. Golden scenarios,
-the load of experiments/speed, shared prefixes that attention reads in waves, and models of experts.
+One process simulates each scenario with both cost models in turn, and takes the best of four runs without start-up.
+Golden scenarios, the load of experiments/speed, shared prefixes that attention reads in waves, and models of experts.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ STUDIES = {
 ASKED = 1.2
 _REPEATS = 4
 _LEAST_S = 0.05
-"""CPU seconds of simulations that are timed together: short ones are repeated."""
+"""Minimum CPU seconds of the simulations that are timed together. Short simulations are repeated."""
 
 
 def scenarios(cost: str) -> Iterator[tuple[str, Scenario]]:

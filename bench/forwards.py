@@ -1,4 +1,4 @@
-"""Forwards of real mode beside what bounds them: python bench/forwards.py [--model qwen3-8b --measure]
+"""Times of real mode's forwards beside their lower bounds: python bench/forwards.py [--model qwen3-8b --measure]
 
 A decode step of 32 requests with 1,100 tokens each, over the time in which memory brings what it must read; and the
 forward of one prompt, over SGLang's. Without --measure, which needs the GPU, times are those of kernels/measured.
@@ -34,7 +34,8 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def floor_ms(model: str, gpu: str) -> float:
-    """Weights, of experts those that even choices reach, and KV, once."""
+    """Returns the time in ms in which memory brings weights and KV once. With experts: the weights of those that evenly
+    distributed choices reach."""
     layout = Layout(model=load_model(model), gpu=load_gpu(gpu), tp=1, kv_dtype="bf16")
     line = BOUND.model(layout).decode_line(BATCH)
     per_token = line.per_context_token + line.per_distinct_token
@@ -42,7 +43,7 @@ def floor_ms(model: str, gpu: str) -> float:
 
 
 def recorded_decode_ms(model: str) -> float | None:
-    """The step whose weights and KV are in bf16."""
+    """Returns the recorded time in ms of a decode step with weights and KV in bf16."""
     for row in rows("h200-decode.csv"):
         shape = row["kind"], row["model"], row["weights"], int(row["batch"]), int(row["context_tokens"])
         if shape == ("decode", model, "bf16", BATCH, BATCH * CONTEXT_TOKENS):
@@ -51,7 +52,7 @@ def recorded_decode_ms(model: str) -> float | None:
 
 
 def prefills_ms(model: str) -> dict[str, dict[int, float]]:
-    """By engine and tokens."""
+    """Returns times of prefill forwards in ms, by engine and number of tokens."""
     found: dict[str, dict[int, float]] = {"pdreal": {}, "SGLang": {}}
     for row in rows("h200-forwards.csv"):
         if row["model"] == model:
@@ -61,7 +62,7 @@ def prefills_ms(model: str) -> dict[str, dict[int, float]]:
 
 
 def measure(model: str, lengths: list[int]) -> tuple[float, dict[int, float]]:
-    """The decode step and the forwards on this machine's GPU."""
+    """Measures the decode step and the forwards on this machine's GPU."""
     from pdreal.measure.forwards import DecodeCase, PrefillCase  # noqa: PLC0415  needs torch
     from pdreal.measure.plan import FULL  # noqa: PLC0415
     from pdreal.measure.run import measurement  # noqa: PLC0415

@@ -61,11 +61,11 @@ few, some = visits(10)
 many, more = visits(30)
 print(json.dumps({"moves": (many - few) / 20, "files": sum(more[name] - some[name] >= 20 for name in more)}))
 """
-"""Differences of two runs leave out what is done once; a file counts that every request comes to."""
+"""The difference between two runs leaves out work that is done once. A file counts if every request enters it."""
 
 
 GENERATED_PAGES = {"docs/accuracy.md", "docs/fields.md"}
-"""Pages that `make accuracy` and `make site` fill."""
+"""Pages whose tables `make accuracy` and `make site` write."""
 
 FLAGS = """
 from pdsim.cli import app
@@ -119,7 +119,7 @@ def num_lines(paths: list[Path]) -> int:
 
 
 def imports(root: Path) -> dict[str, set[str]]:
-    """Modules of pdsim that each module imports as it is loaded."""
+    """Returns, for each module, the modules of pdsim that it imports when it is loaded."""
     modules = {}
     for path in python_files(root / "pdsim"):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -138,7 +138,8 @@ def _imported(nodes: Iterable[ast.AST], modules: Mapping[str, Path]) -> Iterator
 
 
 def all_imports(root: Path) -> dict[str, set[str]]:
-    """Modules of pdsim that each module names anywhere: at its head, for types only, or inside a function."""
+    """Returns, for each module, all modules of pdsim that it imports: at its head, for types only, or inside a
+    function."""
     modules = {}
     for path in python_files(root / "pdsim"):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -151,7 +152,8 @@ def all_imports(root: Path) -> dict[str, set[str]]:
 
 
 def arrows_up(root: Path) -> list[tuple[str, str]]:
-    """Imports of pdsim that go against its layers in pyproject.toml, or from one sibling to another."""
+    """Returns imports of pdsim that go against the layers in pyproject.toml, or from one package of a layer to
+    another."""
     contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     graph = all_imports(root)
     found = set()
@@ -172,7 +174,7 @@ def arrows_up(root: Path) -> list[tuple[str, str]]:
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
-    """Sets of modules that reach each other by imports."""
+    """Returns sets of modules that import each other in a circle."""
 
     def reached(name: str) -> set[str]:
         found: set[str] = set()
@@ -193,19 +195,19 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def folder_sizes(root: Path) -> Counter[str]:
-    """Python files by folder, of all three packages."""
+    """Returns the number of Python files by folder, of all three packages."""
     files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
     return Counter(path.parent.relative_to(root).as_posix() for path in files)
 
 
 def file_lengths(root: Path) -> Counter[str]:
-    """Lines by file, of all three packages."""
+    """Returns the number of lines by file, of all three packages."""
     files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
     return Counter({path.relative_to(root).as_posix(): num_lines([path]) for path in files})
 
 
 def function_lengths(root: Path) -> Counter[str]:
-    """Lines by function, of all three packages."""
+    """Returns the number of lines by function, of all three packages."""
     found: Counter[str] = Counter()
     for name in file_lengths(root):
         for node in ast.walk(ast.parse((root / name).read_text())):
@@ -215,7 +217,7 @@ def function_lengths(root: Path) -> Counter[str]:
 
 
 def depth(graph: Mapping[str, set[str]]) -> int:
-    """Modules on the longest chain of imports."""
+    """Returns the number of modules on the longest chain of imports."""
     longest: dict[str, int] = {}
 
     def chain(name: str, above: tuple[str, ...]) -> int:
@@ -229,7 +231,7 @@ def depth(graph: Mapping[str, set[str]]) -> int:
 
 
 def settings(schema: Path) -> tuple[int, int]:
-    """Fields and sections of a scenario or sweep file, faults left out."""
+    """Returns the fields and sections of a scenario or sweep file, without those of faults."""
     content = json.loads(schema.read_text())
     sections = [content, *content.get("$defs", {}).values()]
     sizes = [len(section["properties"]) for section in sections if "properties" in section]
@@ -253,13 +255,13 @@ def parsed(root: Path) -> list[ast.Module]:
 
 
 def num_repeated_names(trees: list[ast.Module]) -> int:
-    """Class names that two or more classes of pdsim have."""
+    """Returns the class names that two or more classes of pdsim have."""
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sum(count > 1 for count in names.values())
 
 
 def percent_prepositions(trees: list[ast.Module]) -> float:
-    """Docstrings, of fields too, that begin with a preposition or a relative word."""
+    """Returns the percentage of docstrings, also of fields, that begin with a preposition or a relative word."""
     texts = [
         node.value.value.split()
         for tree in trees
@@ -271,7 +273,7 @@ def percent_prepositions(trees: list[ast.Module]) -> float:
 
 
 def output(script: str, root: Path) -> Any:
-    """JSON that a script prints, run with the packages of that tree."""
+    """Runs a script with the packages of that tree. Returns the JSON that the script prints."""
     paths = ":".join(str(root / folder) for folder in (".", "real", "kernels"))
     command = [sys.executable, "-c", script]
     environment = {"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}

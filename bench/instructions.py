@@ -16,7 +16,7 @@ FEW, MANY = 300, 1_300
 
 
 def instructions(num_requests: int) -> int:
-    """Instructions of the whole command."""
+    """Returns the number of instructions of the whole command."""
     change = f"workload.num_requests={num_requests}"
     count = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", change]

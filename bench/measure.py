@@ -14,7 +14,8 @@ class Cost:
 
 
 def measure(command: list[str], repeats: int = 3) -> Cost:
-    """The run with the least CPU time. Exits with the command's own words if it fails."""
+    """Runs the command several times. Returns the run with the least CPU time. If the command fails, exits with its
+    messages."""
     return min((_once(command) for _ in range(repeats)), key=lambda cost: cost.cpu_s)
 
 

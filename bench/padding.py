@@ -1,7 +1,9 @@
-"""Experts that tokens choose in a padded forward, beside an eager one: python bench/padding.py --model qwen3-30b-a3b
+"""Experts that tokens choose in a padded forward, compared with a forward without padding: python bench/padding.py
+--model qwen3-30b-a3b
 
-Other kernels round otherwise: the router takes another expert where two scores are as near as that. Each row counts the
-tokens whose experts differ in some layer, and those of them whose scores in the first such layer were that near.
+A padded forward runs other kernels, which round differently. If two experts have nearly equal scores, the router may
+then choose the other one. Each row counts the tokens whose experts differ in some layer, and how many of these had
+nearly equal scores in the first such layer.
 """
 
 import argparse
@@ -26,15 +28,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CASES = {"none": (0, 0, 0), "random": (512, 2048, 300)}
-"""Tokens of KV before each prompt."""
+"""Number of cached tokens before each prompt."""
 NEW = 70, 130, 60
 PAGE = 64
 Layers = list[tuple[Tensor, Tensor]]
-"""Scores and choices, of each layer."""
+"""Scores and chosen experts of each layer."""
 
 
 class Uncaptured(PrefillGraphs):
-    """The same kernels over the same padding, launched one by one: so that scores can be seen."""
+    """The same kernels with the same padding, launched one by one, so that the router's scores can be read."""
 
     def _capture(self) -> None:
         pass
@@ -50,7 +52,7 @@ def batch_of(contexts: tuple[int, ...], vocab_size: int) -> PrefillBatch:
 
 
 def seen(runner: ModelRunner, forward: Callable[[], list[int]]) -> tuple[list[int], Layers]:
-    """Tokens that a forward makes over the same random KV, and what its routers said."""
+    """Returns the tokens that a forward chooses over the same random KV, and the scores and choices of its routers."""
     layers: Layers = []
     run_experts = transformer.run_experts
 

@@ -1,4 +1,4 @@
-"""Peers on the same trace, in environments of their own: python bench/peers.py [COMPILED] [REQUESTS]
+"""Speed of other simulators on the same trace, each in its own environment: python bench/peers.py [COMPILED] [REQUESTS]
 
 Installs ai-dynamo and ai-dynamo-runtime 1.6.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
 into .bench/, writes the load of experiments/speed as a trace with hash blocks of 16 tokens, which pdsim and DynoSim
@@ -26,7 +26,7 @@ HOME = ROOT / ".bench"
 SCENARIO = ROOT / "experiments" / "speed" / "scenario.yaml"
 BLOCK = 16
 FEW = 10_000
-"""So few requests are run three times, and by simulators that take long, too."""
+"""Loads of at most this many requests are run three times, and also by slow simulators."""
 MANY = 1_000_000
 DYNOSIM_RELEASE = "1.6.1"
 
@@ -41,7 +41,7 @@ run_trace_replay([sys.argv[1]], prefill_engine_args=engine("prefill"), decode_en
 
 
 def environment(name: str, *installs: list[str]) -> Path | None:
-    """A virtual environment with these pip calls made once."""
+    """Makes a virtual environment with these pip calls, once. Returns its Python; None: pip failed."""
     folder = HOME / name
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
@@ -59,7 +59,7 @@ def environment(name: str, *installs: list[str]) -> Path | None:
 
 
 def write_traces(num_requests: int) -> tuple[Path, Path]:
-    """The load as a Mooncake trace, and as sched-sim wants it."""
+    """Writes the load as a Mooncake trace, and in sched-sim's format."""
     scenario = load_scenario(SCENARIO, [f"workload.num_requests={num_requests}"])
     streams = Streams(scenario.seed)
     specs = scenario.workload.requests(streams)
@@ -81,7 +81,7 @@ def write_traces(num_requests: int) -> tuple[Path, Path]:
 
 
 def commands_of(compiled: str | None, num_requests: int) -> dict[str, list[str]]:
-    """The command of each simulator on the same load."""
+    """Returns the command of each simulator for the same load."""
     mooncake, plain = write_traces(num_requests)
     trace = f"workload={{use: mooncake_trace, path: {mooncake}, block_tokens: {BLOCK}}}"
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", trace, "--set", "client=open_loop"]

@@ -1,4 +1,4 @@
-"""Cost of a point of a sweep beside its simulation: python bench/sweep.py [POINTS]
+"""CPU time of a point in a sweep, beside the same simulation alone: python bench/sweep.py [POINTS]
 
 Points of 200 requests of experiments/speed in one worker, start-up and the folder of the sweep included, against
 building, running and summing up the same points in one process.
@@ -26,7 +26,7 @@ points:
 
 
 def points(num_points: int) -> list[tuple[str, int]]:
-    """Rates and batch sizes."""
+    """Returns points with different rates and batch sizes."""
     every = product(range(16, 1 << 20), range(1, NUM_RATES + 1))
     return [(f"{rate}/s", max_running) for max_running, rate in islice(every, num_points)]
 

@@ -16,8 +16,8 @@ class HeadMove:
 def head_moves(kv_heads: int, source_ranks: int, target_ranks: int) -> list[HeadMove]:
     """Returns the fewest moves that fill every target rank, ordered by target rank and its heads.
 
-    With more ranks than heads, each head has several copies. A target rank gets each head once: from the first source
-    rank that holds it. If several target ranks need the head, the source ranks take turns.
+    With more ranks than heads, each head has several copies. A target rank gets each head once. If n source ranks hold
+    a head, target rank t gets it from the (t mod n)-th of them, so that source ranks share the work.
     """
     held = [_heads_of(rank, source_ranks, kv_heads) for rank in range(source_ranks)]
     moves = []

@@ -54,7 +54,7 @@ def run(
     if out is not None:
         require_out_of_run(out, force=force)
     elif record_experts:
-        raise ConfigError("--record-experts: expected --out FOLDER beside it, which keeps them")
+        raise ConfigError("--record-experts needs --out FOLDER, where the counts are written")
     options = replace(options, record_experts=record_experts, hosts=read_hosts(hosts))
     changes = set_ if seed is None else (*set_, f"seed={seed}")
     finished, real = run_scenario(scenario, changes, options, out, quiet=json_)
@@ -142,7 +142,10 @@ def serve(
         print(f"pdreal: {name} at {url}", flush=True)
 
     if api_key is None and not is_loopback(host):
-        print(f"pdreal: warning: anyone who reaches {host} is served; --api-key requires a key", file=sys.stderr)
+        print(
+            f"pdreal: warning: anyone who can reach {host} is served; --api-key sets a key",
+            file=sys.stderr,
+        )
     entrance = Entrance(api_key, max_waiting_requests)
     leaks = asyncio.run(serve(served, options, Address(host, port), name, entrance, announce=announce))
     _fail_for(leaks)
@@ -275,10 +278,10 @@ def experts(run: Path, *, ep: Annotated[int, Parameter(validator=validators.Numb
 
     for skew in skews(read_counts(run), ep):
         shares = " ".join(f"{share:.2f}" for share in skew.shares)
-        beyond = f"{skew.step_skew:.3f} step by step, {skew.lasting_skew:.3f} in all steps"
+        beyond = f"{skew.step_skew:.3f} in single steps, {skew.lasting_skew:.3f} over all steps"
         print(f"{skew.kind}: {skew.num_steps} steps, {skew.tokens_per_step:.1f} expert choices per step and layer")
-        print(f"  tokens of each of {ep} ranks over their mean: {shares}")
-        print(f"  busiest rank beyond the mean: {beyond}")
+        print(f"  tokens of each of {ep} ranks, relative to their mean: {shares}")
+        print(f"  busiest rank relative to the mean, minus 1: {beyond}")
         print(f"  simulate it: expert_skew: {skew.step_skew:.3f}")
 
 

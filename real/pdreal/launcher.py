@@ -193,7 +193,7 @@ class Launcher:
         if self._scenario.health is None:
             raise RestartError("the scenario has no health section, so instances that end are not started again")
         if len(instances.offered) < 2 or instance_id not in [load.instance_id for load in instances.offered]:  # noqa: PLR2004
-            raise RestartError(f"{instance_id} is down or drains, or no other instance of its role takes requests")
+            raise RestartError(f"{instance_id} is down, drains, or alone takes requests in its role")
         self._tell_router(m.Drain(instance_id))
         (load,) = (load for load in instances.loads if load.instance_id == instance_id)
         try:

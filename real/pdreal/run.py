@@ -58,7 +58,7 @@ def run_scenario(
             try:
                 keep_run(out, scenario, finished, quiet=quiet)
             except OSError as error:
-                real.failure = f"{out}: {error}; what the run did is in {logs}, and `pdreal recover {out}` reads it"
+                real.failure = f"{out}: {error}; the run's logs are in {logs}, and `pdreal recover {out}` reads them"
     return finished, real
 
 

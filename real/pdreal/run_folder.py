@@ -55,7 +55,7 @@ def _owned(logs: Path) -> Iterator[None]:
         try:
             lock.enter_context(own_lock(logs))
         except BlockingIOError:
-            raise RunFolderError(f"{logs}: another pdreal writes to it now") from None
+            raise RunFolderError(f"{logs}: another pdreal process writes to this folder") from None
         yield
 
 
@@ -98,14 +98,14 @@ def recover(out: Path) -> FinishedRun:
     """Completes a run folder in which a killed pdreal left logbooks. Raises RunFolderError, ConfigError or OSError."""
     logs = out / LOGS
     if not (logs / ABOUT).is_file():
-        raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}, which a run that was cut short leaves")
+        raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}: no interrupted run left logs here")
     with _owned(logs):
         scenario = resolve(load_scenario(logs / SCENARIO))
         try:
             about = read_json(logs / ABOUT)
             num_requests = about.pop("num_requests")
         except (InputError, AttributeError, KeyError):
-            raise RunFolderError(f"{logs / ABOUT}: does not say what was run") from None
+            raise RunFolderError(f"{logs / ABOUT}: has no valid description of the run") from None
         num_ended = sum(request.outcome in {"finished", "failed"} for request in read_records(logs).requests)
         finished = finished_run(logs, scenario, {**about, "interrupted": num_ended < num_requests})
         keep_run(out, scenario, finished, quiet=True)

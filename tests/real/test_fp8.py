@@ -28,7 +28,7 @@ def test_a_rank_takes_whole_blocks():
     scaled = quantise(torch.randn(256, 384))
     part = scaled.part(slice(128, 256), slice(128, 384))
     assert torch.equal(widen(part), widen(scaled)[128:, 128:])
-    with pytest.raises(ValueError, match="is 64 of 256, not blocks of 128"):
+    with pytest.raises(ValueError, match="is 64 of 256, not whole fp8 blocks of 128"):
         scaled.part(slice(64), slice(None))
 
 

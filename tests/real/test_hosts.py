@@ -61,7 +61,10 @@ def refused(tmp_path, capsys, hosts, *changes):
         ({"a": HERE, "b": {**BESIDE, "start": ""}}, "hosts.b.start: expected a command that runs `pdreal host` there"),
         ({"a": HERE, "b": {**BESIDE, "start": "ssh 'b"}}, "hosts.b.start: No closing quotation"),
         ({"a": HERE}, "hosts: decode-0 must be on one host, found on none of a"),
-        ({"a": HERE, "b": {**BESIDE, "address": "127.0.0.2"}}, "network.transport: shared-memory stays on one host"),
+        (
+            {"a": HERE, "b": {**BESIDE, "address": "127.0.0.2"}},
+            "shared-memory works within one host only",
+        ),
         ({"a": HERE, "b": {**BESIDE, "start": "false"}}, "host b was lost: false ended with exit code 1"),
         ({"a": HERE, "b": {**BESIDE, "start": "no-such-command"}}, "host b: no-such-command: No such file"),
     ],
@@ -230,7 +233,7 @@ def test_a_lost_host_ends_its_requests_with_a_reason(tmp_path):
     hosts = {"a": {**HERE, "instances": ["prefill-*", "decode-0"]}, "b": {**BESIDE, "instances": ["decode-1"]}}
     launcher, outputs, leaks, resolved = play(scenario, hosts, tmp_path, at_s=0.5, act=lose)
     assert launcher.failure is None
-    assert [leak for leak in leaks if "logbooks of its instances are not here" in leak] == leaks
+    assert [leak for leak in leaks if "logs of its instances were not received" in leak] == leaks
     assert len(outputs) == 30
     requests = read_records(tmp_path).requests
     finished = [request.request_id for request in requests if request.outcome == "finished"]

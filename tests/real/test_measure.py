@@ -195,7 +195,7 @@ def test_the_plan_names_no_shape_twice():
     [
         (["--only", "prefil"], "--only: no kind 'prefil' (did you mean 'prefill'?); there are prefill, decode, gather"),
         (["--model", "tiny-qwen"], "--model: "),
-        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank; with --tp there are"),
+        (["--only", "transfer", "--tp", "2"], "--only: transfer is measured with one rank only; --tp allows"),
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--tp", "2", "--ep", "4"], "--ep: expected 1 or all 2 ranks of an instance, found 4"),
         (["--tp", "2", "--ep", "2"], "--ep: tiny-qwen3 has no experts"),

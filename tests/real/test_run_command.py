@@ -203,20 +203,20 @@ def test_logs_stay_where_results_cannot_be_written(scenario, tmp_path, monkeypat
     assert exit_code("run", scenario, "--out", out, "--json") == 1
     said = capsys.readouterr()
     assert json.loads(said.out)["completed"] == 20
-    assert f"No space left on device; what the run did is in {out / 'logs'}" in said.err
+    assert f"No space left on device; the run's logs are in {out / 'logs'}" in said.err
     assert len(read_logs(out / "logs").requests) == 20
     assert exit_code("run", scenario, "--out", out) == 2
     assert "has a run already" in capsys.readouterr().err
     monkeypatch.undo()
     recover(out, capsys, 20)
     assert exit_code("recover", out) == 2
-    assert "has no logs/run.json, which a run that was cut short leaves" in capsys.readouterr().err
+    assert "has no logs/run.json: no interrupted run left logs here" in capsys.readouterr().err
 
 
 def recover(out, capsys, num_completed):
     with own_lock(out / "logs"):
         assert exit_code("recover", out) == 2
-        assert "another pdreal writes to it now" in capsys.readouterr().err
+        assert "another pdreal process writes to this folder" in capsys.readouterr().err
     assert exit_code("recover", out, "--json") == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["completed"] == num_completed

@@ -195,9 +195,9 @@ REFUSED = [
     ("/v1/completions", {"prompt": "a", "max_tokens": "9"}, "max_tokens must be an integer, not a string"),
     ("/v1/completions", {"prompt": "a", "max_tokens": True}, "max_tokens must be an integer, not a boolean"),
     ("/v1/completions", {"prompt": "a", "n": 129}, "n must be at most 128, not 129"),
-    ("/v1/completions", {"prompt": "a", "best_of": 4}, "best_of must be n, 1, if it is given"),
+    ("/v1/completions", {"prompt": "a", "best_of": 4}, "best_of must equal n, 1"),
     ("/v1/completions", {"prompt": "a", "echo": True}, "leave it out or send false"),
-    ("/v1/completions", {"prompt": "a", "logprobs": 21}, "given of 0 to 20 tokens, not of 21"),
+    ("/v1/completions", {"prompt": "a", "logprobs": 21}, "available for 0 to 20 tokens, not for 21"),
     (
         "/v1/completions",
         {"prompt": "a", "stop": ["x", 3]},
@@ -207,7 +207,7 @@ REFUSED = [
     ("/v1/completions", {"prompt": "a", "stream": "yes"}, "stream must be true or false, not a string"),
     ("/v1/completions", {"prompt": "a", "stream_options": []}, "stream_options must be an object, not a list"),
     ("/v1/completions", {"prompt": "a", "stream_options": {"include_usage": 1}}, "stream_options.include_usage must"),
-    ("/v1/completions", rb'{"prompt": "\ud800"}', r"the text has \ud800, half of a character"),
+    ("/v1/completions", rb'{"prompt": "\ud800"}', r"the text has \ud800, half of a surrogate pair"),
     ("/v1/completions", {"prompt": f"<{9:9<5000}>", "max_tokens": 1}, "the prompt has 5002 tokens"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 10**400}, "asks for up to 1000000"),
     ("/v1/completions", b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "body is not JSON: Exceeds the limit"),
@@ -223,7 +223,7 @@ REFUSED = [
     ("/v1/chat/completions", {"messages": []}, "messages must be a list of messages, at least one"),
     ("/v1/chat/completions", {"messages": ["hi"]}, "messages[0] must be an object"),
     ("/v1/chat/completions", chat(5), "messages[0].content must be a string, not a number"),
-    ("/v1/chat/completions", chat([{"type": "image_url"}]), "messages[0].content has a part that is no text"),
+    ("/v1/chat/completions", chat([{"type": "image_url"}]), "messages[0].content has a part that is not text"),
     ("/v1/chat/completions", {**chat("hi"), "tools": [{"type": "function"}]}, "tools is not supported"),
     ("/v1/chat/completions", {**chat("hi"), "max_completion_tokens": -1}, "max_completion_tokens must be at least 1"),
     ("/generate", {}, "needs text or input_ids, and not both"),
@@ -321,7 +321,7 @@ def test_a_body_that_is_compressed_is_refused():
             headers = {**JSON, "Content-Encoding": "gzip"}
             async with client.post("/v1/completions", data=body, headers=headers) as response:
                 assert response.status == 400
-                assert "Content-Encoding gzip: send it as it is" in (await response.json())["error"]["message"]
+                assert "send it without compression" in (await response.json())["error"]["message"]
 
     run(scenario)
 
@@ -393,7 +393,7 @@ def test_only_the_key_opens():
                     assert response.status == status
                     if status == 401:
                         assert response.headers["WWW-Authenticate"] == "Bearer"
-                        assert "wants its API key" in (await response.json())["error"]["message"]
+                        assert "needs its API key" in (await response.json())["error"]["message"]
             async with client.get("/health", headers=headers) as response:
                 assert response.status == 200
 
@@ -597,7 +597,7 @@ def test_flush_cache_only_while_idle():
         await cluster.submitted.get()
         async with client.post("/flush_cache") as response:
             assert response.status == 400
-            assert "1 requests are under way" in await response.text()
+            assert "1 run now" in await response.text()
         waiting.cancel()
         await cluster.aborted.get()
         async with client.post("/flush_cache?timeout=5") as response:

@@ -145,7 +145,7 @@ def paged_decode(
     workspace: DecodeWorkspace | None = None,
     tiling: DecodeTiling | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence over its cached tokens, itself included (append first).
+    """Attention of one new token per sequence over its cached tokens, including itself (append first).
 
     Args:
         query: [batch, query_heads, head_dim], contiguous but for the stride of sequences; bf16 or fp16.
@@ -156,8 +156,8 @@ def paged_decode(
         page_size: tokens per page for NHD; HND pages say it themselves.
         scale: factor on the scores; None: 1 / sqrt(head_dim).
         output: tensor to write to, [batch, query_heads, head_dim]; None: a new tensor.
-        workspace: of decode_workspace, divided over these lengths (once a step, for all layers with a window as long);
-            its window bounds the tokens that are read. New, without a window, if None.
+        workspace: made by decode_workspace, and divided for these lengths once a step for all layers with the same
+            window; only tokens within its window are read. None: a new workspace without a window.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.

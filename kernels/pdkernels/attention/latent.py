@@ -113,7 +113,7 @@ def latent_decode(
     scale: float,
     workspace: DecodeWorkspace | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence over its cached latents, its own included (append first).
+    """Attention of one new token per sequence over its cached latents, including its own (append first).
 
     Args:
         query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences.
@@ -122,7 +122,8 @@ def latent_decode(
         lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
         page_size: tokens per page.
         scale: factor on the scores.
-        workspace: of latent_workspace, divided over these lengths (once a step, for all layers); new if None.
+        workspace: made by latent_workspace, and divided for these lengths once a step for all layers. None: a new
+            workspace.
 
     Returns:
         [batch, query_heads, rank].
@@ -173,7 +174,7 @@ def _check_latent(
     batch, _, width = query.shape
     rotated = width - rank
     if rotated < 16 or rotated & (rotated - 1):
-        raise ValueError(f"a latent must be a power of two and a smaller one, from 16 on, wide, not {width}")
+        raise ValueError(f"a latent must have the width of two different powers of two from 16 on, not {width}")
     if latents.shape[1:] != (1, width) or not latents.is_contiguous():
         raise ValueError(f"query {list(query.shape)} does not fit latents {list(latents.shape)}")
     if query.stride()[1:] != (width, 1):

@@ -14,8 +14,8 @@ class Tiling:
     """How a copy is divided.
 
     Attributes:
-        units: 16-byte units of one plane per program and step, a power of two.
-        warps: per program.
+        units: number of 16-byte units, of one plane, that a program copies in one step. A power of two.
+        warps: number of warps of a program.
 
     """
 

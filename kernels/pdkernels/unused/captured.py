@@ -68,7 +68,7 @@ class CapturedCopy:
         """Moves one request on the current stream. pages: on the host. Other arguments: as for gather and scatter."""
         used = -(-tokens // self._page_size)
         if len(pages) < used or used > self._sizes[-1]:
-            raise ValueError(f"{tokens} tokens need {used} pages; {len(pages)} given, {self._sizes[-1]} at most")
+            raise ValueError(f"{tokens} tokens need {used} pages, found {len(pages)}; at most {self._sizes[-1]} fit")
         bucket = bisect_left(self._sizes, used)
         if self._replayed is not None:
             self._replayed.synchronize()  # the last replay has read the pinned memory
@@ -82,7 +82,7 @@ class CapturedCopy:
             self._replayed.record()
 
     def wait(self) -> None:
-        """Returns when the last request has been moved."""
+        """Waits until the last request has been moved."""
         if self._replayed is not None:
             self._replayed.synchronize()
 

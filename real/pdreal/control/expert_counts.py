@@ -89,8 +89,8 @@ class Skew(NamedTuple):
     """Load of the busiest rank relative to the mean load of ranks, minus 1, with the busiest rank taken anew in each
     step and layer: the value for `cost.expert_skew`."""
     lasting_skew: float
-    """The same number from the tokens of the whole run, with the busiest rank taken once per layer. Another placement
-    of experts could remove this part of the skew."""
+    """Load of the busiest rank relative to the mean load of ranks, minus 1, over the tokens of the whole run, with one
+    busiest rank per layer. Another placement of experts could remove this part of the skew."""
     shares: tuple[float, ...]
     """Tokens of each rank over all layers, relative to the ranks' mean."""
 

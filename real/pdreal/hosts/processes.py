@@ -134,7 +134,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Target of the first fork, which has nothing to do."""
+    """Does nothing. The first fork of a new server process runs this function."""
 
 
 def _live(spec: RankSpec) -> None:

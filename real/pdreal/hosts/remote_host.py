@@ -187,7 +187,7 @@ class RemoteHost:
         await self._dismiss(self._process, self._watch)
         if done.done() or logs is None:
             return []
-        return [f"{lost or f'host {self.name} was silent at the end'}; logbooks of its instances are not here"]
+        return [f"{lost or f'host {self.name} was silent at the end'}; logs of its instances were not received"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
         """Ends the agent by closing its standard input, then by signals."""

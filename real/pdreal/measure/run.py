@@ -62,7 +62,7 @@ class Measurement:
         yield from self._forward_rows(left_out)
         copies = [kind for kind in self.kinds if kind in {"gather", "scatter"}]
         if copies and self.model.latent is not None:
-            left_out(f"{', '.join(copies)}: latents are not staged")
+            left_out(f"{', '.join(copies)}: models with latent KV are not staged")
         elif copies:
             yield from copy_rows(
                 copies,
@@ -125,9 +125,7 @@ def measurement(
     if options.device == "cuda" and tp > 1:
         needed, found = tp * (_RANKS if "host" in kinds else 1), torch.cuda.device_count()
         if needed > found:
-            raise LaunchError(
-                f"--tp {tp}: {', '.join(kinds)} of ranks on GPUs of their own take {needed}, found {found}"
-            )
+            raise LaunchError(f"--tp {tp}: each rank needs a GPU, so {', '.join(kinds)} need {needed}, found {found}")
     if page_size < 1:
         raise ConfigError(f"--page-size: expected at least 1 token, found {page_size}")
     try:
@@ -161,13 +159,13 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
         if word not in KINDS:
             raise ConfigError(f"--only: no kind {word!r}{did_you_mean(word, KINDS)}; there are {', '.join(KINDS)}")
         if word not in possible:
-            raise ConfigError(f"--only: {word} is measured with one rank; with --tp there are {', '.join(possible)}")
+            raise ConfigError(f"--only: {word} is measured with one rank only; --tp allows {', '.join(possible)}")
     return tuple(kind for kind in possible if kind in asked)
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
-    """Measures, and writes each row when it is measured. Returns the number of rows. Raises ConfigError if the file
-    cannot be written.
+    """Makes all measurements. Each row is written when it is measured. Returns the number of rows. Raises ConfigError
+    if the file cannot be written.
     """
     provenance = Provenance.here(
         measurement.model.name,

@@ -315,7 +315,7 @@ def _loop_rows(
         found = [run for run in runs if run[0].num_requests == batch_size]
         run = max(found, key=len, default=[])
         if len(run) < _LEAST_STEPS:
-            together = f"a batch stayed as it was for {len(run)} steps, {_LEAST_STEPS} are needed"
+            together = f"its batch was unchanged for {len(run)} steps, and {_LEAST_STEPS} are needed"
             left_out(f"loop of {batch_size}: {together}; measure again on a quieter machine")
             continue
         num_periods = len(run) - 1

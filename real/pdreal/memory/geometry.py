@@ -124,7 +124,7 @@ class Exchange:
             raise ValueError("models with linear-attention state run in simulation only")
         if len(self.window_planes) != wire.num_window_planes:
             raise ValueError(
-                f"window_layers have {len(self.window_planes)} planes and {wire.num_window_planes} in the scenario"
+                f"window_layers have {len(self.window_planes)} planes, but {wire.num_window_planes} in the scenario"
             )
         for pair in self.pairs:
             one = len(pair.source_heads) * side.head_bytes * side.page_size

@@ -1,4 +1,4 @@
-"""The KV cache of one rank, indexed by the page ids of pdsim.core, and the host memory behind it."""
+"""The KV cache of one rank, indexed by the page ids of pdsim.core, and host memory for KV that leaves the cache."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

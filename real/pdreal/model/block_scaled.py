@@ -27,7 +27,7 @@ class BlockScaled(NamedTuple):
         for cut, size in ((rows, self.values.shape[0]), (columns, self.values.shape[1])):
             start, stop, _ = cut.indices(size)
             if start % BLOCK or stop % BLOCK:
-                raise ValueError(f"a rank's part of a matrix in fp8 is {stop - start} of {size}, not blocks of {BLOCK}")
+                raise ValueError(f"a rank's part is {stop - start} of {size}, not whole fp8 blocks of {BLOCK}")
             blocks.append(slice(start // BLOCK, stop // BLOCK))
         return BlockScaled(self.values[rows, columns], self.scales[blocks[0], blocks[1]])
 

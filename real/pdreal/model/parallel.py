@@ -59,7 +59,7 @@ class TensorParallel:
             if size % self.size:
                 raise ModelError(f"{config.name}: tp {self.size} does not divide its {name} of {size}")
         if config.num_kv_heads % self.size and self.size % config.num_kv_heads:
-            raise ModelError(f"{config.name}: tp {self.size} and its {config.num_kv_heads} KV heads do not divide")
+            raise ModelError(f"{config.name}: {config.num_kv_heads} KV heads do not divide among {self.size} ranks")
 
     def part(self, size: int) -> slice:
         """Returns this rank's part of a dimension. The dimension divides into equal parts."""

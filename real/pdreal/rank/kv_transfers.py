@@ -210,7 +210,7 @@ class KvCheck:
                 then()
                 return
             damaged = ", ".join(head for head in expected if expected[head] != found.get(head))
-            what = f"heads {damaged} of {num_tokens} tokens differ from what was sent"
+            what = f"KV heads {damaged} of {num_tokens} tokens arrived with other values than were sent"
             self._group.fail(KvDamagedError(f"KV of request {grant.request_id} is damaged: {what}"))
 
         task = DigestArrived(grant.pages, num_tokens)

@@ -105,8 +105,8 @@ def _num_host_pages(spec: RankSpec) -> int:
     host_bytes = spec.settings.host_cache_bytes
     if host_bytes is not None and host_bytes > (free_bytes := _free_host_bytes()):
         raise ConfigError(
-            f"{spec.role}.host_cache: {host_bytes / 1e9:.1f} GB for each rank; "
-            f"{free_bytes / 1e9:.1f} GB of this host's memory are free"
+            f"{spec.role}.host_cache: each rank needs {host_bytes / 1e9:.1f} GB; "
+            f"this host has {free_bytes / 1e9:.1f} GB of free memory"
         )
     return num_host_pages(spec.scenario, spec.role)
 

@@ -162,7 +162,7 @@ def _content(message: Fields) -> str:
     if not isinstance(parts, list):
         return message.text("content", "")
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise message.refused("content", 'has a part that is no text; parts must be {"type": "text", "text": ...}')
+        raise message.refused("content", 'has a part that is not text; parts must be {"type": "text", "text": ...}')
     return "".join(part["text"] for part in parts)
 
 

@@ -177,13 +177,13 @@ def answer_settings(
     for name, (low, high) in _SHAPES.items():
         fields.check_between(name, low, high)
     if num_logprobs is not None and not 0 <= num_logprobs <= _MOST_LOGPROBS:
-        raise RefusedError(f"log probabilities are given of 0 to {_MOST_LOGPROBS} tokens, not of {num_logprobs}")
+        raise RefusedError(f"log probabilities are available for 0 to {_MOST_LOGPROBS} tokens, not for {num_logprobs}")
     seed = fields.integer("seed", getrandbits(62))
     num_choices = fields.positive(["n"], 1)
     if num_choices > _MOST_CHOICES:
         raise fields.refused("n", f"must be at most {_MOST_CHOICES}, not {num_choices}")
     if fields.positive(["best_of"], num_choices) != num_choices:
-        raise fields.refused("best_of", f"must be n, {num_choices}, if it is given: no answer is thrown away")
+        raise fields.refused("best_of", f"must equal n, {num_choices}: the server returns all answers")
     sampling = Sampling(
         max_tokens=fields.positive(limits, default),
         ignore_eos=fields.flag("ignore_eos"),

@@ -66,7 +66,7 @@ async def read_body(request: web.Request) -> bytes:
     """Returns the body of a request. Raises RefusedError, or HTTPRequestEntityTooLarge if the body is too long."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
-        raise RefusedError(f"the body has Content-Encoding {encoding}: send it as it is")
+        raise RefusedError(f"the body has Content-Encoding {encoding}: send it without compression")
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -147,7 +147,7 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
             generation = dialect.read(Fields.parse(body), service)
         except UnicodeEncodeError as error:
             lone = error.object[error.start]
-            raise RefusedError(f"the text has \\u{ord(lone):04x}, half of a character, which no text has") from None
+            raise RefusedError(f"the text has \\u{ord(lone):04x}, half of a surrogate pair") from None
         if not generation.prompt:
             raise RefusedError("the prompt is empty")
         service.room.check(len(generation.prompt), generation.settings.sampling.max_tokens)
@@ -247,7 +247,7 @@ class ServerState:
 
     async def flush_cache(self, _: web.Request) -> web.StreamResponse:
         if num_live := self._service.cluster.num_live_requests:
-            raise RefusedError(f"caches are flushed only while nothing runs; {num_live} requests are under way")
+            raise RefusedError(f"caches can be flushed only while no request runs; {num_live} run now")
         self._service.cluster.flush_cache()
         return web.Response(text="flushed\n")
 
@@ -289,5 +289,5 @@ def _explained(error: web.HTTPException, request: web.Request) -> str:
         case web.HTTPMethodNotAllowed():
             return f"{request.path} takes {' or '.join(sorted(error.allowed_methods))}, not {error.method}"
         case web.HTTPRequestEntityTooLarge():
-            return f"the body has more than {request.client_max_size} bytes: no prompt that fits is so long"
+            return f"the body has more than {request.client_max_size} bytes: the longest prompt that fits needs fewer"
     return error.reason

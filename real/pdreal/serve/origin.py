@@ -30,7 +30,7 @@ async def refuse_other_origins(request: web.Request, handler: Handler) -> web.St
     """
     host = _host_of(f"//{request.headers.get('Host', '')}")
     if not is_loopback(host):
-        raise RefusedError(f"Host {host!r} is no name of this machine; send localhost", status=HTTPStatus.FORBIDDEN)
+        raise RefusedError(f"Host {host!r} does not name this machine; send localhost", status=HTTPStatus.FORBIDDEN)
     origin = request.headers.get("Origin")
     is_other_page = origin is not None and not is_loopback(_host_of(origin))
     if is_other_page or request.headers.get("Sec-Fetch-Site", "none") not in _OWN_SITES:

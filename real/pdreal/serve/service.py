@@ -47,7 +47,7 @@ class Entrance:
         given = authorization.encode(errors="surrogateescape")
         if self._authorization is not None and not compare_digest(given, self._authorization):
             raise RefusedError(
-                "this server wants its API key, as in the header Authorization: Bearer KEY",
+                "this server needs its API key in the header Authorization: Bearer KEY",
                 status=HTTPStatus.UNAUTHORIZED,
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -57,7 +57,7 @@ class Entrance:
         if self.is_closed:
             raise unavailable("the server stops")
         if len(self._waiting) >= self._max_waiting_requests:
-            message = f"{len(self._waiting)} requests wait for their first token, and more may not: try again"
+            message = f"{len(self._waiting)} requests wait for their first token, as many as may: try again later"
             raise unavailable(message, retry_after_s=_RETRY_AFTER_S)
 
     def enter(self, answer: "Answer") -> None:

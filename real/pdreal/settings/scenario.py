@@ -122,7 +122,7 @@ def _check_hosts(scenario: Scenario, options: Options) -> None:
     transport = scenario.network.transport
     if scenario.aggregated is None and not options.hosts.are_one_machine and transport not in BETWEEN_HOSTS:
         raise ConfigError(
-            f"network.transport: {transport} stays on one host; between hosts are {', '.join(BETWEEN_HOSTS)}"
+            f"network.transport: {transport} works within one host only; between hosts use {', '.join(BETWEEN_HOSTS)}"
         )
 
 
@@ -176,7 +176,7 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
             raise ConfigError(f"{role}.dp: {settings.dp}: data-parallel attention runs in simulation only")
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, SlowLink):
-            raise ConfigError(f"faults.{i}: links are slowed down in simulation only; here kill and abort are possible")
+            raise ConfigError(f"faults.{i}: links are slowed down in simulation only; real mode has kill and abort")
     try:
         context = model_config(options, scenario.model).max_context_tokens
     except ModelError as wrong:
