@@ -35,8 +35,6 @@ from pdsim.policy.views import TokenSequence
 
 
 class AggregatedInstance(DecodingInstance[AggregatedRequest]):
-    max_steps_in_flight = 1
-
     def __init__(
         self,
         instance_id: str,
@@ -47,6 +45,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         preemption_policy: PreemptionPolicy,
     ) -> None:
         self.instance_id = instance_id
+        self.max_steps_in_flight = 1
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size
@@ -279,7 +278,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     def _be_idle(self) -> None:
         """If no request runs or waits, resets new_token_ratio to its initial value."""
         if not self._builder.has_work and not self._arrived:
-            self._ratio.on_idle(self.batch.num_steps)
+            self._ratio.on_idle(self._num_steps)
 
     def _give_way(self, waiting: AggregatedRequest, num_free_tokens: float) -> float:
         """Preempts running requests of lower priority if that makes room for a waiting request.
@@ -305,14 +304,14 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
         """Number of output tokens that running requests are still expected to produce."""
-        ratio = self._ratio.at(self.batch.num_steps)
+        ratio = self._ratio.at(self._num_steps)
         if not self.limits.rules.expects_fixed_outputs:
             return sum([request.num_growth_tokens * ratio for request in running])
         return sum([r.num_growth_tokens * (1.0 if r.has_fixed_output else ratio) for r in running])
 
     def _allows_fixed(self, request: AggregatedRequest, begun: list[AggregatedRequest], num_free_tokens: int) -> bool:
         if self._ends is None:
-            self._ends = SimulatedEnds(self.running, self._ratio.at(self.batch.num_steps))
+            self._ends = SimulatedEnds(self.running, self._ratio.at(self._num_steps))
         return self._ends.allow(request, begun, num_free_tokens)
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
@@ -344,6 +343,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         commands += [m.Retracted(request.request_id), *self._asked.ask(request)]
 
     @property
+    def _num_steps(self) -> int:
+        """Number of decode steps so far, which lower the ratio of expected outputs."""
+        return self.batch.num_steps
+
+    @property
     def _num_slots(self) -> int:
         return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
 
@@ -360,7 +364,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
                 reason = f"{tokens} tokens do not fit the {self.cache.capacity_tokens} tokens of {self.instance_id}"
                 commands.append(m.Failed(request.request_id, reason))
         if lacked:
-            self._ratio.on_retraction(self.batch.num_steps, self.batch.requests())
+            self._ratio.on_retraction(self._num_steps, self.batch.requests())
 
     # Giving up.
 

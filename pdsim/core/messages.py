@@ -691,6 +691,11 @@ class DecodeStep:
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatchStep(DecodeStep):
+    """Decode one token of every running request of one micro-batch. `joined` has all these requests."""
+
+
+@dataclass(frozen=True, slots=True)
 class MixedStep:
     """A forward that computes chunks of prompts and decodes one token of every running request."""
 

@@ -278,7 +278,7 @@ class Affine:
 
     def of_stage(self, share: float) -> "Affine":
         """Returns the costs of a pipeline stage. share: the stage's share of the layers."""
-        times = [f.name for f in fields(self) if f.name.startswith("prefill") and f.name.endswith("_ns")]
+        times = [f.name for f in fields(self) if f.name.endswith("_ns")]
         times.remove("prefill_slowdown_memory_ns")
         return replace(self, **{name: _scaled(getattr(self, name), share) for name in times})
 

@@ -151,7 +151,7 @@ _SAID = (
     *("*.prefill_max_requests", "*.stream_interval"),
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness", "aggregated.mixed_chunk"),
-    *("*.dcp", "prefill.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
+    *("*.dcp", "*.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
     "decode.polling_interval",
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
@@ -314,7 +314,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
     running, host_bytes = servers.max_running_requests, servers.host_cache_bytes
     flags: Flags = [
         ("tp-size", servers.tp),
-        ("pp-size", servers.pp if isinstance(servers, PrefillSettings) and servers.pp > 1 else None),
+        ("pp-size", servers.split.pp if servers.split.pp > 1 else None),
         ("dcp-size", servers.split.dcp if servers.split.dcp > 1 else None),
         ("dp-size", servers.dp if servers.dp > 1 else None),
         ("enable-dp-attention", servers.dp > 1),

@@ -99,7 +99,7 @@ SERVER_RULES: dict[str, Rule] = {
             "decode.allocation",
         )
     ),
-    **dict.fromkeys(("*.stream_interval", "*.prefill_schedule_interval", "*.dcp")),
+    **dict.fromkeys(("*.stream_interval", "*.prefill_schedule_interval", "*.dcp", "aggregated.pp")),
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "vLLM"),
     "page_size": lambda value, _: (

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 from pdsim.core.instance import Levels
-from pdsim.core.messages import DecodeStep, Failed, Finished, PrefillStep, Verified
+from pdsim.core.messages import DecodeStep, Failed, Finished, MicroBatchStep, PrefillStep, Verified
 from pdsim.core.routing.router import num_retries, request_of
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.own_gaps import OwnGaps
@@ -136,6 +136,8 @@ class Recorder:
     def on_step(self, step: PrefillStep | DecodeStep, record: StepRecord, verified: Verified | None = None) -> None:
         if isinstance(step, PrefillStep):
             self._on_prefill(step, record)
+        elif isinstance(step, MicroBatchStep):
+            record = self._on_micro_batch(step, record)
         elif verified is not None:
             record = self._on_verified(step, record, verified)
         else:
@@ -246,6 +248,20 @@ class Recorder:
             return row
         self.records.token_gaps += pauses
         row.num_resumed = sum(pause.num_requests for pause in pauses)
+        return row
+
+    def _on_micro_batch(self, step: MicroBatchStep, row: StepRecord) -> StepRecord:
+        """Records a decode step of one micro-batch. Each gap lasts from the request's last token to the step's end."""
+        end_ns = row.start_ns + row.duration_ns
+        gaps_ns = []
+        for request_id in step.joined:
+            gap_ns = end_ns - self._pop_last_token_ns(request_id)
+            gaps_ns.append(gap_ns)
+            self._last_token_ns[request_id] = end_ns
+            if self._own_gaps is not None:
+                self._own_gaps.on_pause(request_id, gap_ns)
+        self.records.token_gaps += [TokenGap(gap_ns, count) for gap_ns, count in Counter(gaps_ns).items()]
+        row.num_resumed = step.num_requests
         return row
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:

@@ -95,7 +95,7 @@ def _step_event(step: StepRecord, pid: int) -> Event:
         "encode": f"images of {step.num_requests} requests",
     }[step.kind]
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
-    gpu_ns = step.first_ns if step.kind == "prefill" else step.duration_ns  # of the GPUs that take it first
+    gpu_ns = step.first_ns if step.num_steps == 1 else step.duration_ns  # of the GPUs that take it first
     return _slice(batch, step.kind, pid, _GPU, step.start_ns, gpu_ns, **sizes)
 
 

@@ -33,10 +33,11 @@ _DIVIDING_BACKENDS = {
 }
 """Attention backends with which decode GPUs can divide the KV of a request (dcp), with the source."""
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
-_OTHER_STAGES = "pdsim models pipeline stages of prefill only; leave it out, and let tp be all GPUs of a server"
 NOT_MODELLED = {
-    "decode.pp": _OTHER_STAGES,
-    "aggregated.pp": _OTHER_STAGES,
+    "decode.pp": (
+        "vLLM's decode refuses pipeline stages (0.33.0, nixl/base_worker.py:886). SGLang's has as many as prefill, or "
+        "one (0.5.23, disaggregation/common/conn.py:1516), and pdsim models one; leave it out, and let tp be all GPUs"
+    ),
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
     "aggregated.cp": "pdsim shares the tokens of prompts on prefill servers only; leave it out",
     "prefill.dcp": (
@@ -320,6 +321,7 @@ def _of_encoding(scenario: "Scenario") -> str:
     beside = {
         "prefill.pp": prefill is not None and prefill.pp > 1,
         "prefill.cp": prefill is not None and prefill.cp > 1,
+        "aggregated.pp": scenario.aggregated is not None and scenario.aggregated.pp > 1,
         "decode.returns_kv": decode is not None and decode.returns_kv,
         "elastic": scenario.elastic is not None,
         "faults": bool(scenario.faults),
@@ -328,6 +330,26 @@ def _of_encoding(scenario: "Scenario") -> str:
     beside |= {f"{role}.dp": role != "decode" and servers.dp > 1 for role, servers in scenario.roles.items()}
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model encode beside {found}; leave one of the two out" if found else ""
+
+
+def _of_stages(scenario: "Scenario") -> str:
+    """Says which setting an aggregated server with pipeline stages does not have. Empty: none."""
+    aggregated = scenario.aggregated
+    if aggregated is None or aggregated.pp == 1:
+        return ""
+    where = f"aggregated.pp {aggregated.pp}"
+    if aggregated.speculative_draft_tokens is not None:
+        return f"{where}: SGLang drafts with pipeline stages on prefill only (0.5.23, validation_hook.py:161)"
+    beside = {
+        "aggregated.dp": aggregated.dp > 1,
+        "aggregated.dcp": aggregated.dcp > 1,
+        "aggregated.host_cache": aggregated.host_cache is not None,
+        "aggregated.mixed_chunk": aggregated.mixed_chunk,
+        "aggregated.prefill_schedule_interval": aggregated.prefill_schedule_interval > 1,
+        "cost.cold_start": bool(scenario.cost.cold_start),
+    }
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 
 
 def _of_storage(scenario: "Scenario") -> str:
@@ -382,6 +404,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_counts,
     _of_returned_kv,
     _of_split_prefill,
+    _of_stages,
     _of_divided_kv,
     _of_encoding,
     _of_storage,

@@ -322,7 +322,7 @@ class Scenario(Section):
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
             ep=(prefill.resolved_ep, decode.resolved_ep),
-            pp=1 if self.prefill is None else self.prefill.pp,
+            pp=self.servers[0].split.pp,
             cp=1 if self.prefill is None else self.prefill.cp,
             dcp=self.servers[1].dcp,
         )

@@ -11,6 +11,7 @@ from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import Entry
+from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps
@@ -26,6 +27,7 @@ from pdsim.sim.instances.actor import Actor, Parts
 from pdsim.sim.instances.encoding import EncodeActor, LanguageActor
 from pdsim.sim.instances.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.instances.lockstep import Lockstep, Rank
+from pdsim.sim.instances.stages import MicroBatchExecutor
 from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.links.embeddings import EmbeddingMoves
 from pdsim.sim.links.flows import Flows
@@ -168,6 +170,8 @@ class Simulation(Bus):
 
     def _executor_of(self, instance: Any) -> Executor:
         acceptance, streams = self.cluster.scenario.acceptance, Streams(self.cluster.scenario.seed)
+        if isinstance(instance, StagedAggregatedInstance | StagedVllmInstance):
+            return MicroBatchExecutor(self.outputs)
         if isinstance(instance, VllmDecodeInstance):
             return RecomputingExecutor(self.outputs, self._clients.local)
         if acceptance is None:

@@ -210,6 +210,7 @@ AGGREGATED = {
     "long_prefill_tokens": [],
     "long_prefill_adaptive": [],
     "dcp": [],
+    "pp": [],
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
     "mixed_chunk": ["true"],

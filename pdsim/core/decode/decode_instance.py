@@ -33,8 +33,6 @@ _WAIT = m.Wait()
 
 
 class DecodeInstance(DecodingInstance[DecodeRequest]):
-    max_steps_in_flight = 1
-
     def __init__(
         self,
         instance_id: str,
@@ -48,6 +46,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     ) -> None:
         """staged: KV arrives through a staging ring. giver: sends KV back to prefill; None: no KV returns."""
         self.instance_id = instance_id
+        self.max_steps_in_flight = 1
         self.cache = cache
         self.limits = limits
         self.page_size = cache.page_size

@@ -96,6 +96,8 @@ class RunningBatch(Generic[RequestT]):
         self.counts_ended = True
         self.sorts_at_retraction = True
         self.caches_unseen = False
+        self.is_alone = True
+        """False: other batches read the same prefix cache."""
         self.num_aborted = 0
         """Number of running requests that are aborted."""
 
@@ -104,6 +106,9 @@ class RunningBatch(Generic[RequestT]):
         for request in self._requests.values():
             self._update(request)
         return list(self._requests.values())
+
+    def request_ids(self) -> tuple[int, ...]:
+        return tuple(self._requests)
 
     def has(self, request_id: int) -> bool:
         return request_id in self._requests
@@ -187,6 +192,8 @@ class RunningBatch(Generic[RequestT]):
         them. Requests form waves in the order in which they joined.
         """
         size = self._wave_requests
+        if not self.is_alone and (size is None or self.num_requests <= size):
+            return self._cache.num_repeated_tokens([request.lease.read_node for request in self._requests.values()])
         num_repeated = self._num_shared_pages * self._page_size - self._cache.num_read_tokens
         if size is None or self.num_requests <= size or not num_repeated:
             return num_repeated

@@ -290,13 +290,13 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     has_dp_attention = given.pop("dp_attention", False)
     if not is_vllm and dp > 1 and not has_dp_attention:
         dp, copies = 1, dp
-    if given.get("pp", 1) > 1 and role != "prefill":
-        tp *= given["pp"]
+    if given.get("pp", 1) > 1 and (role == "decode" or (role == "aggregated" and dp > 1)):
+        stages = given.pop("pp")
+        tp *= stages
+        beside = "on decode servers" if role == "decode" else f"beside dp {dp}"
         found.assumed.append(
-            f"{role}.tp: {tp}: its {given['pp']} pipeline stages count as tp: pdsim models stages of prefill only"
+            f"{role}.tp: {tp}: its {stages} pipeline stages count as tp: pdsim does not model stages {beside}"
         )
-    if role != "prefill":
-        given.pop("pp", None)
     fields: dict[str, Any] = {"tp": tp, **({"dp": dp} if dp > 1 else {})}
     _take_experts(given, fields, is_vllm=is_vllm, has_experts=load_model(found.data["model"]).experts is not None)
     if (chunk := given.pop("rank_chunk_tokens", None)) is not None:

@@ -115,7 +115,8 @@ def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
     A mixed step has a row of each kind, and counts as prefill. So does encoding.
     """
     is_prefill, starts_ns = ~steps.having("kind", "decode"), steps["start_ns"]
-    durations_ns = np.where(is_prefill, steps["first_ns"], steps["duration_ns"])
+    is_single = steps["num_steps"] == 1
+    durations_ns = np.where(is_prefill | is_single, steps["first_ns"], steps["duration_ns"])
     overlaps_ns = _overlaps_ns(window, starts_ns, starts_ns + durations_ns)
     is_decode = ~is_prefill & ~np.isin(starts_ns, starts_ns[is_prefill])
     return {"prefill": int(overlaps_ns[is_prefill].sum()), "decode": int(overlaps_ns[is_decode].sum())}

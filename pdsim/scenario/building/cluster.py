@@ -24,7 +24,7 @@ from pdsim.cost.step_times import (
     pipeline_times,
 )
 from pdsim.scenario.building import wiring
-from pdsim.scenario.building.cost_models import draft_times, prefill_model, timed
+from pdsim.scenario.building.cost_models import decode_model, draft_times, prefill_model
 from pdsim.scenario.building.encoding import Encoding, encoding, with_own_images
 from pdsim.scenario.building.machines import (
     build_agents,
@@ -78,8 +78,8 @@ class Cluster:
     host_nics: wiring.HostNics
     """NICs between the hosts of one server, for servers on several hosts."""
     num_layers: int
-    pipeline: PipelineTimes | None
-    """Times of the pipeline stages of a prefill instance. None: prefill instances have a single stage."""
+    pipelines: Mapping[str, PipelineTimes]
+    """Times of the pipeline stages of each instance that has several stages, by the instance's name."""
     message_latency_ns: int
     handover_ns: int
     grant_wait_ns: int | None
@@ -116,7 +116,6 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
     _check_priorities(scenario, requests)
     costs = {i: _step_times(scenario, role) for role, ids in roles(scenario).items() for i in ids}
     is_aggregated, num_layers = scenario.aggregated is not None, load_model(scenario.model).num_layers
-    has_stages = scenario.prefill is not None and scenario.prefill.pp > 1
     return Cluster(
         scenario=scenario,
         instances=build_instances(scenario),
@@ -134,7 +133,12 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         interconnect=None if is_aggregated else wiring.interconnect(scenario),
         host_nics=wiring.host_nics(scenario),
         num_layers=num_layers,
-        pipeline=pipeline_times(layout_of(scenario, "prefill"), num_layers) if has_stages else None,
+        pipelines={
+            i: pipeline_times(layout_of(scenario, role), num_layers)
+            for role, ids in roles(scenario).items()
+            if scenario.roles[role].split.pp > 1
+            for i in ids
+        },
         message_latency_ns=scenario.network.message_latency,
         handover_ns=scenario.network.handover,
         grant_wait_ns=wiring.grant_wait_ns(scenario),
@@ -194,7 +198,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
     return StepTimes(
         prefill=prefill,
-        decode=timed(cost.decode, host.slowdown, layout),
+        decode=decode_model(scenario, role),
         drafting=drafting,
         graphs=graphs,
         waves=attention_waves(scenario, role),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
 from operator import mul
 from statistics import fmean
+from typing import Literal
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
@@ -26,7 +27,13 @@ _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
 def prefill_model(scenario: Scenario, role: Role) -> CostModel:
     """Cost model of the prefill forwards of one instance. With pipeline stages: the model of the largest stage."""
     layout = layout_of(scenario, role)
-    return timed(_of_stage(scenario, scenario.cost.prefill, layout), scenario.cost.host.slowdown, layout)
+    return timed(_of_stage(scenario, "prefill", layout), scenario.cost.host.slowdown, layout)
+
+
+def decode_model(scenario: Scenario, role: Role) -> CostModel:
+    """Cost model of the decode steps of one instance. With pipeline stages: the model of the largest stage."""
+    layout = layout_of(scenario, role)
+    return timed(_of_stage(scenario, "decode", layout), scenario.cost.host.slowdown, layout)
 
 
 def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
@@ -101,16 +108,17 @@ def _share(part: Sequence[float], times: Sequence[float]) -> float:
     return found
 
 
-def _of_stage(scenario: Scenario, settings: CostSettings, layout: Layout) -> CostSettings:
+def _of_stage(scenario: Scenario, kind: Literal["prefill", "decode"], layout: Layout) -> CostSettings:
     """Cost settings of the largest pipeline stage. Roofline and kernels take the stage's layers; affine costs are
     multiplied by the stage's share of the layers. Raises ConfigError for other costs.
     """
+    settings: CostSettings = getattr(scenario.cost, kind)
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):
         return settings
     if isinstance(settings, Affine):
         return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
     raise ConfigError(
-        f"cost.prefill: {component_name(settings)} times whole models, and prefill.pp {layout.pp} is of stages: use "
+        f"cost.{kind}: {component_name(settings)} times whole models, and pp {layout.pp} is of stages: use "
         "kernels, roofline, affine or table"
     )
 

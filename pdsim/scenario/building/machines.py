@@ -17,6 +17,7 @@ from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import Drain, receiver_of, sender_of
+from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.routing.held_requests import HeldRequests
 from pdsim.core.routing.ranked_router import RankedRouter
@@ -105,7 +106,10 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
         if scenario.engine == "vllm":
             return _vllm_aggregated_instance(scenario, aggregated, instance_id)
         conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
-        return AggregatedInstance(
+        make: Callable[..., AggregatedInstance] = AggregatedInstance
+        if aggregated.pp > 1:
+            make = partial(StagedAggregatedInstance, num_stages=aggregated.pp)
+        return make(
             instance_id,
             cache=kv_cache(scenario, role),
             limits=AggregatedLimits(
@@ -129,7 +133,10 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
 
 
 def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings, instance_id: str) -> DecodeInstance:
-    return VllmDecodeInstance(
+    make: Callable[..., DecodeInstance] = VllmDecodeInstance
+    if aggregated.pp > 1:
+        make = partial(StagedVllmInstance, num_stages=aggregated.pp)
+    return make(
         instance_id,
         cache=kv_cache(scenario, "aggregated"),
         limits=DecodeLimits(

@@ -58,7 +58,7 @@ class Setup(Section):
     ep: tuple[int, int] | None = None
     """Expert-parallel sizes of prefill and of decode. None: not known."""
     pp: int = 1
-    """Pipeline stages of prefill."""
+    """Pipeline stages of the servers that prefill."""
     cp: int = 1
     """Context parallelism of prefill."""
     dcp: int = 1

@@ -342,6 +342,9 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     have no effect.
     """
 
+    pp: int = Field(default=1, ge=1)
+    """Number of pipeline stages (--pp-size; vLLM: --pipeline-parallel-size). Each stage has its share of the layers on
+    its own tp GPUs. Simulation only."""
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Factor on the expected output of running requests (--schedule-conservativeness). With dp > 1 it is multiplied by
     0.3."""
@@ -356,6 +359,10 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     chunked_prefill_tokens."""
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp, self.pp, dcp=self.dcp)
 
 
 class Pair(NamedTuple):

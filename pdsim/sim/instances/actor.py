@@ -14,13 +14,13 @@ from pdsim.core import messages as m
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.invariants import AnyInstance
-from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.sections.cost import HostSettings
 from pdsim.sim.bus import Bus, Driver
 from pdsim.sim.instances.executor import DecodeRun, Executor, prefill_record
+from pdsim.sim.instances.stages import MicroBatchExecutor, StagedSteps
 from pdsim.sim.links.cache_copies import CacheCopies
 from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
 
@@ -150,10 +150,14 @@ class Actor(Driver):
         self._host = Host(timeline, host)
         self._host_memory = None if copies is None else HostMemory(copies)
         self._cache_copies = cache_copies = parts.cache_copies
-        self._pipeline = cluster.pipeline if isinstance(instance, PrefillInstance) else None
-        """Pipeline stages of a prefill instance. The loop gets a forward's result when the forward has left the last
-        stage. None: no stages."""
+        self._pipeline = cluster.pipelines.get(instance_id)
+        """Pipeline stages. The loop gets a forward's result when the forward has left the last stage. None: no
+        stages."""
         self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
+        self._staged: StagedSteps | None = None
+        if self._pipeline is not None and isinstance(parts.executor, MicroBatchExecutor):
+            passes = (parts.executor, self._pipeline, self._stage_free_ns, self._on_step, self._on_result)
+            self._staged = StagedSteps(timeline, instance_id, self._order, self._cost, *passes)
         self._decode = DecodeRun(
             timeline, instance_id, self._order, self._cost, self._executor, self._on_step, self._on_result
         )
@@ -215,6 +219,8 @@ class Actor(Driver):
     def kill(self) -> None:
         """Kills the instance. Steps under way produce no result."""
         self._decode.kill()
+        if self._staged is not None:
+            self._staged.kill()
         if self._cache_copies is not None:
             self._cache_copies.kill()
         if self._timer is not None:
@@ -335,9 +341,15 @@ class Actor(Driver):
         then(others)
 
     def _begin_decode(self, step: m.DecodeStep) -> None:
+        if self._staged is not None:
+            self._staged.begin(step)
+            return
         self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
     def _begin_mixed(self, step: m.MixedStep) -> None:
+        if self._staged is not None:
+            self._staged.begin(step)
+            return
         start_ns = self._decode_start_ns()
         end_ns = self._forward_end_ns(start_ns, self._cost.mixed_ns(step, start_ns))
         self._decode.begin_one(step.decode, start_ns, end_ns - start_ns, step.prefill)
@@ -350,6 +362,8 @@ class Actor(Driver):
 
     def _begin_prefill(self, step: m.PrefillStep) -> None:
         start_ns = self._prefill_start_ns()
+        if self._staged is not None:
+            start_ns = max(start_ns, self._stage_free_ns[0])
         duration_ns = self._cost.prefill_ns(step, start_ns)
         if self._pipeline is None:
             self._run_prefill(step, start_ns, self._forward_end_ns(start_ns, duration_ns))

@@ -1,0 +1,1 @@
+"""Aggregated instances with pipeline stages, which run several micro-batches at once."""

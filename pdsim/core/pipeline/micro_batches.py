@@ -1,0 +1,73 @@
+"""Micro-batches of an instance with pipeline stages, and the order of their turns.
+
+An instance with p stages has p micro-batches. They take turns to begin a step. A micro-batch has at most one step under
+way, and results come in the order in which steps began.
+"""
+
+from collections import deque
+from typing import Generic
+
+from pdsim.core.decode.running_batch import RequestT, RunningBatch
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.messages import DecodeStep, MicroBatchStep, MixedStep, Step
+
+
+class MicroBatches(Generic[RequestT]):
+    def __init__(
+        self, first: RunningBatch[RequestT], cache: KvCache, wave_requests: float | None, num_stages: int
+    ) -> None:
+        """first: the batch of an instance with one stage, which becomes the first micro-batch."""
+        self.batches = [first]
+        for _ in range(1, num_stages):
+            batch: RunningBatch[RequestT] = RunningBatch(cache, wave_requests)
+            batch.counts_ended, batch.caches_unseen = first.counts_ended, first.caches_unseen
+            batch.sorts_at_retraction = first.sorts_at_retraction
+            self.batches.append(batch)
+        for batch in self.batches:
+            batch.is_alone = False
+        self.turn = 0
+        """Index of the micro-batch that begins the next step."""
+        self._under_way: deque[int] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no step is under way."""
+        return not self._under_way
+
+    @property
+    def must_wait(self) -> bool:
+        """True if the micro-batch whose turn it is has a step under way."""
+        return self.turn in self._under_way
+
+    @property
+    def num_requests(self) -> int:
+        return sum([batch.num_requests for batch in self.batches])
+
+    def requests(self) -> list[RequestT]:
+        return [request for batch in self.batches for request in batch.requests()]
+
+    def of(self, request_id: int) -> RunningBatch[RequestT] | None:
+        """Returns the micro-batch of a running request. None: the request does not run."""
+        return next((batch for batch in self.batches if batch.has(request_id)), None)
+
+    def skip(self) -> None:
+        """Ends a turn without a step."""
+        self.turn = (self.turn + 1) % len(self.batches)
+
+    def begin(self, step: Step) -> Step:
+        """Begins a step of the micro-batch whose turn it is. Returns the step with all its running requests."""
+        batch = self.batches[self.turn]
+        self._under_way.append(self.turn)
+        self.skip()
+        if isinstance(step, MixedStep):
+            return MixedStep(step.prefill, _named(step.decode, batch))
+        return _named(step, batch) if isinstance(step, DecodeStep) else step
+
+    def end(self) -> int:
+        """Ends the oldest step under way. Returns the index of its micro-batch."""
+        return self._under_way.popleft()
+
+
+def _named(step: DecodeStep, batch: RunningBatch[RequestT]) -> MicroBatchStep:
+    sizes = (step.num_requests, step.num_context_tokens, step.num_distinct_tokens)
+    return MicroBatchStep(step.step_id, batch.request_ids(), (), *sizes, 1)

@@ -1,0 +1,228 @@
+"""Aggregated instances with pipeline stages, of SGLang and of vLLM.
+
+Both keep as many steps under way as there are stages, one of each micro-batch. They share the queue and the KV pool.
+
+SGLang chooses a micro-batch's next step when the result of its last step is there. Requests that arrived meanwhile wait
+for that turn (0.5.23, managers/scheduler_pp_mixin.py:121). vLLM chooses a micro-batch's step before the result is
+there, so arrivals wait for the turn of the next micro-batch (0.33.0, v1/engine/core.py:763; config/vllm.py:594).
+"""
+
+from dataclasses import replace
+
+from pdsim.core import messages as m
+from pdsim.core.aggregated_instance import AggregatedInstance
+from pdsim.core.aggregated_limits import AggregatedLimits, AggregatedRequest
+from pdsim.core.decode.admission_queue import DecodeRequest
+from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.instance import Levels, Request
+from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.pipeline.micro_batches import MicroBatches
+from pdsim.core.transfer.kv_returns import Returning
+from pdsim.core.vllm.vllm_forward_builder import TokenBudget
+from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
+from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
+
+
+def _is_in_forward(request: Request) -> bool:
+    return request.num_computed_tokens < request.num_scheduled_tokens
+
+
+class StagedAggregatedInstance(AggregatedInstance):
+    """SGLang's aggregated instance with pipeline stages. Each micro-batch has at most its share of the running requests
+    (0.5.23, managers/scheduler.py:1237, 4034), and retracts its own requests only.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        cache: KvCache,
+        limits: AggregatedLimits,
+        policy: PrefillPolicy,
+        preemption_policy: PreemptionPolicy,
+        num_stages: int,
+    ) -> None:
+        limits = replace(limits, overlap=False)  # arg_groups/overrides.py, 0.5.23, :1625
+        super().__init__(instance_id, cache=cache, limits=limits, policy=policy, preemption_policy=preemption_policy)
+        self.max_steps_in_flight = num_stages
+        self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages)
+        self._most_requests = max(limits.max_running_requests // num_stages, 1)
+        self._lacks = [""] * num_stages
+        """_blocked_by of each micro-batch."""
+        self._present = 0
+        """Index of the micro-batch in self.batch."""
+        self._num_decoded = 0
+
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
+        commands: list[m.Command] = []
+        step: m.Step | m.Wait = m.Wait()
+        for _ in self.micro.batches:
+            if self.micro.must_wait:
+                return m.Wait(), commands
+            self._take(self.micro.turn)
+            step, more = super().next_step(now_ns)
+            commands += more
+            if not isinstance(step, m.Wait):
+                self._num_decoded += isinstance(step, m.DecodeStep)
+                return self.micro.begin(step), commands
+            self.micro.skip()
+        return step, commands
+
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        self._take(self.micro.end())
+        commands = super().on_step_done(step, result, now_ns)
+        if isinstance(step, m.PrefillStep):
+            for chunk in step.chunks:
+                request = self._builder.begun.get(chunk.request_id)
+                if request is not None and request.is_aborted and not _is_in_forward(request):
+                    self._stop(request)
+        return commands
+
+    def _take(self, index: int) -> None:
+        """Makes a micro-batch the present one. An empty micro-batch forgets what it lacked (0.5.23,
+        managers/scheduler.py:4093).
+        """
+        self._lacks[self._present] = self._blocked_by
+        self._present, self.batch = index, self.micro.batches[index]
+        self._blocked_by = self._lacks[index] if self.batch.num_requests else ""
+
+    def holding(self) -> list[AggregatedRequest]:
+        return [*self._builder.begun.values(), *self.micro.requests(), *self._asked.closing.values()]
+
+    def levels(self) -> Levels:
+        return super().levels()._replace(num_running=len(self._builder.begun) + self.micro.num_requests)
+
+    @property
+    def _num_steps(self) -> int:
+        return self._num_decoded
+
+    @property
+    def _num_slots(self) -> int:
+        own = self._most_requests - self.batch.num_requests - len(self.batch.ended) - self._builder.is_midway
+        return min(own, self.limits.max_running_requests - self.micro.num_requests - len(self._builder.begun))
+
+    def _be_idle(self) -> None:
+        if self.micro.is_idle and not self.micro.num_requests:
+            super()._be_idle()
+
+    def _give_up(self, request_id: int) -> None:
+        begun, batch = self._builder.begun.get(request_id), self.micro.of(request_id)
+        if batch is not None:
+            batch.abort(request_id)
+        elif begun is not None and _is_in_forward(begun) and not self.limits.rules.computes_aborted_prompts:
+            begun.is_aborted = True
+            self._builder.stop(begun)
+        else:
+            super()._give_up(request_id)
+
+
+class StagedVllmInstance(VllmDecodeInstance):
+    """vLLM's aggregated instance with pipeline stages. A request is decoded every num_stages steps (0.33.0,
+    v1/core/sched/async_scheduler.py:20).
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        cache: KvCache,
+        limits: DecodeLimits,
+        budget: TokenBudget,
+        admission_policy: AdmissionPolicy,
+        preemption_policy: PreemptionPolicy,
+        policy: PrefillPolicy,
+        num_stages: int,
+    ) -> None:
+        super().__init__(
+            instance_id,
+            cache=cache,
+            limits=limits,
+            budget=budget,
+            admission_policy=admission_policy,
+            preemption_policy=preemption_policy,
+            policy=policy,
+        )
+        self.max_steps_in_flight = num_stages
+        self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages)
+        self._late: list[m.NewRequest] = []
+        """Requests that arrived while the oldest step was under way. The step after the next one may take them."""
+        self._has_ended = False
+        """True: a step has ended since the last choice."""
+
+    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
+        if isinstance(message, m.NewRequest) and self._has_ended:
+            self._late.append(message)
+            return []
+        return super().on_message(message, now_ns)
+
+    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
+        commands: list[m.Command] = []
+        step: m.Step | m.Wait = m.Wait()
+        self._has_ended = False
+        for _ in self.micro.batches:
+            if self.micro.must_wait:
+                return m.Wait(), commands
+            self.batch = self.micro.batches[self.micro.turn]
+            step, more = super().next_step(now_ns)
+            late, self._late = self._late, []
+            commands += more
+            for message in late:
+                commands += super().on_message(message, now_ns)
+            if not isinstance(step, m.Wait):
+                return self.micro.begin(step), commands
+            self.micro.skip()
+        return step, commands
+
+    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
+        """Handles the result of the oldest step. Requests that were cancelled meanwhile get nothing."""
+        self.batch, self._has_ended = self.micro.batches[self.micro.end()], True
+        begun = self._builder.begun
+        assert isinstance(result, m.StepResult)
+        ended = tuple([end for end in result.ended if self.batch.has(end[0]) or end[0] in begun])
+        if isinstance(step, m.MixedStep):
+            step = replace(step, prefill=self._living(step.prefill))
+        elif isinstance(step, m.PrefillStep):
+            step = self._living(step)
+        return super().on_step_done(step, replace(result, ended=ended), now_ns)
+
+    def _living(self, step: m.PrefillStep) -> m.PrefillStep:
+        return replace(step, chunks=tuple([chunk for chunk in step.chunks if chunk.request_id in self._builder.begun]))
+
+    def holding(self) -> list[DecodeRequest | Returning]:
+        others = [batch for batch in self.micro.batches if batch is not self.batch]
+        return [*super().holding(), *[request for batch in others for request in batch.requests()]]
+
+    def requests(self) -> list[int]:
+        return [*super().requests(), *(late.request_id for late in self._late)]
+
+    def levels(self) -> Levels:
+        levels = super().levels()
+        return levels._replace(
+            num_queued=levels.num_queued + len(self._late),
+            num_running=len(self._builder.begun) + self.micro.num_requests,
+        )
+
+    @property
+    def running(self) -> list[DecodeRequest]:
+        """Requests that may be preempted: those of the present micro-batch, and prompts that no step computes."""
+        resting = [partial for partial in self._builder.partials if not _is_in_forward(partial)]
+        return sorted([*self.batch.requests(), *resting], key=lambda request: request.entry)
+
+    @property
+    def _num_places(self) -> int:
+        return super()._num_places - (self.micro.num_requests - self.batch.num_requests)
+
+    @property
+    def _lacks_pages(self) -> bool:
+        if any(_is_in_forward(partial) for partial in self._builder.partials):
+            return self.batch.num_opening_pages > self.num_available_pages
+        return super()._lacks_pages
+
+    def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
+        request_id = cancel.request_id
+        if (batch := self.micro.of(request_id)) is not None:
+            batch.remove(request_id)
+            return []
+        num_late = len(self._late)
+        self._late = [late for late in self._late if late.request_id != request_id]
+        return [] if len(self._late) < num_late else super()._cancel(cancel, now_ns)

@@ -1,0 +1,152 @@
+"""Laws of aggregated instances with pipeline stages: one micro-batch a stage, of SGLang and of vLLM."""
+
+from collections import Counter, deque
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.core.journal import from_lines, to_line
+from pdsim.core.messages import DecodeStep, PrefillStep, Wait
+from pdsim.core.replay import replay
+from pdsim.cost.step_times import pipeline_times
+from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.schema import Scenario
+from pdsim.system.catalog import load_model
+from tests.strategies import aggregated_scenarios, fault_schedules, vllm_aggregated_scenarios
+from tests.support import (
+    MILLISECOND,
+    chunks,
+    examples,
+    parts,
+    request,
+    require_whole_gaps,
+    run,
+    run_both_ways,
+    small_aggregated,
+)
+
+ENGINES = ("sglang", "vllm")
+STEP_NS = 10 * MILLISECOND
+STAGES = [1, 2, 4, 7]
+"""Numbers of stages among which the 28 layers of the model divide evenly."""
+
+
+@st.composite
+def staged(draw: st.DrawFn) -> Scenario:
+    scenario = draw(st.one_of(aggregated_scenarios(), vllm_aggregated_scenarios()))
+    update = {"pp": draw(st.sampled_from([2, 3, 4])), "mixed_chunk": False}
+    return scenario.model_copy(update={"aggregated": scenario.aggregated.model_copy(update=update)})
+
+
+def hops_ns(scenario: Scenario, num_tokens: int) -> int:
+    layout = layout_of(scenario, "aggregated")
+    hop_ns = pipeline_times(layout, load_model(scenario.model).num_layers).hop_token_ns
+    return (layout.pp - 1) * round(hop_ns * num_tokens)
+
+
+def decode_rows(traced):
+    return [step for step in traced.records.steps if step.kind == "decode"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pp", STAGES)
+def test_one_request_waits_for_all_stages(engine, pp):
+    """A step of one request takes the time of the whole model, and p - 1 hops."""
+    scenario = small_aggregated(request(0, 40, 9), aggregated__pp=pp, engine=engine)
+    (row,) = run(scenario, checked=True).records.requests
+    expected_ns = 8 * (STEP_NS + hops_ns(scenario, 1))
+    assert row.end_ns - row.first_token_ns == pytest.approx(expected_ns, abs=8 * pp)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pp", STAGES[1:])
+def test_p_micro_batches_decode_p_times_as_many(engine, pp):
+    """p prompts that fill a forward each decode side by side, as fast as one of them alone."""
+    prompts = [request(i, 64, 60) for i in range(pp)]
+    scenario = small_aggregated(*prompts, aggregated__pp=pp, engine=engine)
+    traced = run(scenario, checked=True)
+    rows = decode_rows(traced)
+    assert {row.num_requests for row in rows} == {1}
+    last_ns = max(row.start_ns + row.duration_ns for row in rows)
+    spent_ns = 59 * (STEP_NS + hops_ns(scenario, 1)) + (pp - 1) * STEP_NS
+    first_ns = min(r.first_token_ns for r in traced.records.requests)
+    prefill_ns = 64 * MILLISECOND + hops_ns(scenario, 64)
+    assert last_ns - first_ns <= spent_ns + prefill_ns
+    assert last_ns - first_ns < pp * 59 * STEP_NS / 1.5
+
+
+@pytest.mark.parametrize(("engine", "num_batches"), [("sglang", 1), ("vllm", 2)])
+def test_who_arrives_during_a_lone_step(engine, num_batches):
+    """SGLang takes a later arrival into the micro-batch that has just ended its step; vLLM, into the next."""
+    prompts = [request(0, 8, 40), request(1, 8, 20, arrival_ns=65 * MILLISECOND)]
+    scenario = small_aggregated(*prompts, aggregated__pp=2, engine=engine)
+    steps = [entry.returned[0] for entry in run(scenario).journal if entry.call == "next_step"]
+    together = any(isinstance(step, DecodeStep) and step.num_requests == 2 for step in steps)
+    assert together == (num_batches == 1)
+
+
+@given(st.one_of(staged(), fault_schedules(staged())))
+@examples(40)
+def test_every_request_ends(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    if not scenario.faults:
+        wrong = [r.reason for r in traced.records.requests if r.outcome != "finished"]
+        assert all("not fit" in reason for reason in wrong)
+        if not wrong:
+            require_whole_gaps(traced.records)
+
+
+@given(staged())
+@examples(15)
+def test_a_request_is_in_one_decode_step_at_a_time(scenario: Scenario):
+    """At most p steps are under way, their requests differ, and results come in the order of steps."""
+    traced = run(scenario)
+    under_way: dict[str, deque] = {}
+    for entry in traced.journal:
+        steps = under_way.setdefault(entry.instance_id, deque())
+        if entry.call == "next_step" and not isinstance(entry.returned[0], Wait):
+            steps.append(entry.returned[0])
+            assert len(steps) <= scenario.aggregated.pp
+            counts = Counter(i for step in steps for one in parts(step) for i in getattr(one, "joined", ()))
+            assert not counts or max(counts.values()) == 1
+            computed = Counter(chunk.request_id for step in steps for chunk in chunks(step) if chunk.is_last)
+            assert not counts.keys() & computed.keys()
+        elif entry.call == "on_step_done":
+            assert steps.popleft() == entry.args[0]
+
+
+@given(staged())
+@examples(12)
+def test_stages_do_one_step_at_a_time(scenario: Scenario):
+    by_instance: dict[str, list] = {}
+    for step in run(scenario).records.steps:
+        by_instance.setdefault(step.instance_id, []).append((step.start_ns, step.first_ns))
+    for rows in by_instance.values():
+        for (start_ns, first_ns), (later_ns, _) in pairwise(sorted(set(rows))):
+            assert start_ns + first_ns <= later_ns
+
+
+@given(staged())
+@examples(12)
+def test_a_journal_of_micro_batches_replays(scenario: Scenario):
+    traced, _ = run_both_ways(scenario)
+    written = from_lines([to_line(entry) for entry in traced.journal])
+    assert replay(written, state_machines(resolve(scenario))) == len(traced.journal)
+
+
+@given(aggregated_scenarios())
+@examples(12)
+def test_sglang_gives_each_micro_batch_its_share(scenario: Scenario):
+    """A micro-batch has at most 1/p of the running requests (managers/scheduler.py, 0.5.23, :1241). Only a prompt in
+    chunks may end in a full one (:4140).
+    """
+    update = {"pp": 2, "mixed_chunk": False, "chunked_prefill_tokens": 0}
+    scenario = scenario.model_copy(update={"aggregated": scenario.aggregated.model_copy(update=update)})
+    most = max(1, scenario.aggregated.max_running_requests // 2)
+    for entry in run(scenario).journal:
+        if entry.call == "next_step" and isinstance(step := entry.returned[0], DecodeStep | PrefillStep):
+            assert len(step.joined if isinstance(step, DecodeStep) else step.chunks) <= most
