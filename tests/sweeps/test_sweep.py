@@ -68,6 +68,20 @@ def keys(points):
 
 
 @pytest.mark.parametrize(
+    "changes", [{}, {"decode.instances": 2}, {"model": "llama-3.1-70b", "prefill.pool_tokens": None}], ids=str
+)
+def test_the_tasks_of_several_seeds_are_those_of_each_seed_alone(tmp_path, changes):
+    """They are checked together. The last changes make a cluster that cannot run."""
+    path = write_sweep(tmp_path).parent / "base.yaml"
+
+    def planned(seeds):
+        point, _ = Planner("here", path, changes=(), seeds=seeds).plan([changes, {}])
+        return point.tasks
+
+    assert planned([3, 1, 2]) == {seed: planned([seed])[seed] for seed in (3, 1, 2)}
+
+
+@pytest.mark.parametrize(
     "again", [lambda path, out: pdsim.sweep(path, out=out, jobs=1), lambda _path, out: read_sweep(out)]
 )
 def test_a_run_that_is_kept_is_read_once(tmp_path, monkeypatch, again):

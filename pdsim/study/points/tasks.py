@@ -126,8 +126,7 @@ class Planner:
     def varied(self, point: Point, end: str, changes: Changes) -> Point:
         """A copy of the point with further changes and the same number. end: says how the copy differs."""
         where = f"{self._where}, point {point.number}, {end}"
-        tasks = {seed: self._task({**point.changes, **changes}, seed, where) for seed in point.tasks}
-        return replace(point, tasks=tasks, end=end)
+        return replace(point, tasks=self._tasks({**point.changes, **changes}, list(point.tasks), where), end=end)
 
     def scenario(self, point: Point) -> Scenario:
         """The scenario of a point, with the point's first seed."""
@@ -142,27 +141,36 @@ class Planner:
         if fields not in self._points:
             number = len(self._points) + 1
             where = f"{self._where}, point {number} ({described(changes)})"
-            tasks = {seed: self._task(changes, seed, where) for seed in self._seeds}
-            self._points[fields] = Point(number, changes, tasks)
+            self._points[fields] = Point(number, changes, self._tasks(changes, self._seeds, where))
         return self._points[fields]
 
-    def _task(self, changes: Changes, seed: int, where: str) -> Task:
+    def _tasks(self, changes: Changes, seeds: Sequence[int], where: str) -> dict[int, Task]:
+        """The tasks of a point, by seed. The scenario is read and checked once for all seeds."""
         data = deepcopy(self._data)
-        for path, value in {**changes, "seed": seed}.items():
+        for path, value in {**changes, "seed": seeds[0]}.items():
             set_field(data, path, deepcopy(value), where=where)
         scenario = parse_scenario(data, base=self._base, where=where)
         try:
-            identity = _identity(scenario, self._digest(scenario), resolve(scenario))
+            workloads = [self._digest(scenario.model_copy(update={"seed": seed})) for seed in seeds]
+            resolved = resolve(scenario)
             self._any_is_possible = True
         except ConfigError as impossible:  # its row says why; it is only told apart
-            identity = _identity(scenario, json.dumps(describe_component(scenario.workload)), scenario)
+            workloads = [json.dumps(describe_component(scenario.workload))] * len(seeds)
+            resolved = scenario
             self._first_error = self._first_error or impossible
         try:
             entries = own_entries(scenario.entries)
         except CatalogError:  # its row says why
             entries = {}
-        key = key_of(f"{identity} own ITL" if self._own_itl else identity)
-        return Task(key, identity, data, self._base, own_itl=self._own_itl, entries=entries)
+        parts = _identity_parts(scenario, resolved)
+        tasks = {}
+        for seed, workload in zip(seeds, workloads, strict=True):
+            fields = {**parts["scenario"], "seed": seed}
+            identity = json.dumps({**parts, "scenario": fields, "workload": workload}, sort_keys=True)
+            key = key_of(f"{identity} own ITL" if self._own_itl else identity)
+            own_data = {**data, "seed": seed}
+            tasks[seed] = Task(key, identity, own_data, self._base, own_itl=self._own_itl, entries=entries)
+        return tasks
 
     def _digest(self, scenario: Scenario) -> str:
         """The digest of a scenario's requests. Raises ConfigError if the workload cannot make its requests."""
@@ -193,17 +201,17 @@ def key_of(identity: str) -> str:
     return sha256(identity.encode()).hexdigest()[:32]
 
 
-def _identity(scenario: Scenario, workload: str, resolved: Scenario) -> str:
-    """JSON text of everything on which the numbers of a run depend. Runs with equal texts give equal results."""
+def _identity_parts(scenario: Scenario, resolved: Scenario) -> dict[str, Any]:
+    """Everything on which the numbers of a point's runs depend, except its requests and seeds. Runs with equal parts,
+    requests and seeds give equal results.
+    """
     fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
-    parts = {
+    return {
         "pdsim": _revision(),
         "scenario": fields,
-        "workload": workload,
         "catalog": _catalog(scenario),
         "modules": {name: _file_digest(name) for name in sorted(set(_modules(fields)))},
     }
-    return json.dumps(parts, sort_keys=True)
 
 
 @cache
