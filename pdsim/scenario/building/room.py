@@ -115,7 +115,8 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
         return
     page = scenario.page_size
     require(prompts, "prefill", 1 + page, "has a prompt of")
-    grown = [total - 2 + scenario.pair.decode.num_ahead_tokens(page) for total in totals]
+    ahead = scenario.pair.decode.num_ahead_tokens(page)
+    grown = [total - 2 + ahead for total in totals]
     require(grown, "decode", 0, "grows to")
     _check_grants(scenario, requests)
     _check_ring(scenario, min(prompts))
