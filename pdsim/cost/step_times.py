@@ -39,11 +39,17 @@ class Graphs(NamedTuple):
     """Time in ns of launching all kernels of a step that has no graph. Such a step takes at least this time."""
     empty_row_kv: float = 0
     """Time of one empty row of a graph, divided by the time in which an occupied row reads its KV."""
+    has_free_rows: bool = False
+    """True: empty rows of a graph take no time besides that of their KV, because they choose the same experts."""
 
     def size(self, num_requests: int) -> int | None:
         """Returns the smallest captured batch size that holds num_requests requests. None: no graph is large enough."""
         index = bisect_left(self.sizes, num_requests)
         return self.sizes[index] if index < len(self.sizes) else None
+
+    def num_computed(self, num_requests: int) -> int:
+        """Returns the number of rows that a step of num_requests requests computes."""
+        return num_requests if self.has_free_rows else self.size(num_requests) or num_requests
 
 
 _FOREVER = 1 << 30
@@ -229,7 +235,8 @@ class StepTimes:
 
     def num_computed(self, num_requests: int) -> int:
         """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""
-        return ((self.graphs and self.graphs.size(num_requests)) or num_requests) * self.drafting.tokens
+        num_rows = num_requests if self.graphs is None else self.graphs.num_computed(num_requests)
+        return num_rows * self.drafting.tokens
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
         """Durations of decode steps whose experts compute expert_tokens tokens. Only rooflines distinguish experts."""

@@ -393,6 +393,21 @@ def test_a_graph_is_a_program_of_its_own_and_empty_rows_cost_a_share_of_their_kv
     assert float(cost["decode"]["decode"][8].removesuffix(" ms")) == pytest.approx(5.2, rel=0.002)
 
 
+@pytest.mark.parametrize(("model", "is_free"), [("qwen3-8b", False), ("qwen3-30b-a3b", True)])
+def test_empty_rows_of_a_model_with_experts_are_free(tmp_path, model, is_free):
+    sizes = {1: 1, 2: 2, 3: 4, 4: 4, 6: 8, 8: 8, 12: 16, 16: 16}
+    decode = [
+        {"kind": "decode", "batch": b, "graph": graph, "context_tokens": n * b}
+        | {"time_us": 5000 + 300 * (b if is_free else graph) + 0.03 * n * b}
+        for b, graph in sizes.items()
+        for n in (1100, 4200, 16200)
+    ]
+    made = calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), decode, model=model), gpu="h200")
+    cost = profile_of(made, "x", "y")["cost"]
+    assert cost.get("graph_empty_rows_free", False) is is_free
+    assert made.fits["decode"].error < 0.01
+
+
 def test_forwards_in_graphs_take_what_their_padding_does_and_their_attention_goes_in_waves(tmp_path):
     truth = Affine(
         prefill_base_ns=1e6,

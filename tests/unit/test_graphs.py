@@ -45,6 +45,14 @@ def test_empty_rows_take_their_share_of_the_kv_that_the_others_read():
     assert line.per_context_token == pytest.approx(1.2 * MODEL.decode_line(8).per_context_token, rel=1e-5)
 
 
+@given(st.integers(1, 9))
+def test_free_rows_leave_a_step_what_its_requests_take(batch: int):
+    """Beside a graph that pads, only the base differs, and the time of KV in empty rows stays."""
+    padded, free = (times(graphs=Graphs([4, 8], 0, 0.6, is_free)).decode_line(batch) for is_free in (False, True))
+    assert free.base == MODEL.decode_line(batch).base
+    assert free._replace(base=padded.base) == padded
+
+
 def test_drafted_tokens_pass_the_matrices_as_requests_do():
     verifying = times(drafting=Drafting(tokens=4, step_ns=300))
     assert verifying.decode_line(3) == DecodeLine.of_ns(1000 + 10 * 12 + 300, 2, 0)

@@ -189,6 +189,7 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
         "host": {"launch": "5 ms", "decode_step": "2 ms", "slowdown": 1.2},
         "graph_sizes": [1, 8],
         "graph_empty_row_kv": 0.5,
+        "graph_empty_rows_free": True,
         "eager_layer": "1 ms",
         "attention_sm_bandwidth": "60 GB/s",
         "attention_merge": "2 us",

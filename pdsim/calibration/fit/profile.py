@@ -92,14 +92,18 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         )
     clock = gpu_slowdown(measurements)
     measurements, overhead = without_overhead(measurements)
+    models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
+    has_experts = any(model.experts for model in models)
     fits: dict[str, FittedForm] = {}
     notes = [*measurements.notes, *(overhead.notes if overhead else ()), *_round_lengths(measurements)]
     for rows in measurements.rows:
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            kept = rows if overhead else _with_experts_of_a_run(measurements, rows)
-            fits[rows.name or rows.kind] = _fit(kept, clock, table_above, by_ratio=overhead is not None)
+            kept = _with_experts_of_a_run(rows) if has_experts and not overhead else rows
+            fits[rows.name or rows.kind] = _fit(
+                kept, clock, table_above, by_ratio=overhead is not None, has_experts=has_experts
+            )
             if len(kept) < len(rows):
                 less = f"contexts below {LEAST_CONTEXT_TOKENS:,} tokens per request, which use fewer experts"
                 notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows of {rows.kind} are left out: {less}")
@@ -178,9 +182,9 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
 
 
-def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool) -> FittedForm:
+def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool, has_experts: bool) -> FittedForm:
     """Fits the form of one kind of rows. by_ratio: True: a server's client measured the times, so errors count as
-    ratios.
+    ratios. has_experts: True: the rows are of a model with experts.
     """
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
@@ -188,10 +192,7 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
         return fit(regression.staging_form(), rows)
     if rows.kind == "prefill" and clock is not None:
         rows = clock.rested(rows)
-    affine, table = _PHASES[rows.kind]
-    if rows.kind == "prefill" and (wave_tokens := regression.best_wave(rows)) > 1:
-        affine = partial(regression.prefill_form, wave_tokens=wave_tokens)
-        table = partial(regression.prefill_table, wave_tokens=wave_tokens)
+    affine, table = _forms(rows, has_experts=has_experts)
     lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
     if lines.error <= table_above and not rows.columns.get("graph", np.zeros(1)).any():
         return lines
@@ -201,12 +202,20 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
         return lines
 
 
-def _with_experts_of_a_run(measurements: Measurements, rows: Rows) -> Rows:
-    """For a model with experts: those decode rows whose contexts are long enough, if there are any. For other models:
-    all rows.
+def _forms(rows: Rows, *, has_experts: bool) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
+    """Returns straight lines and table of prefill or decode. Empty rows of a graph choose the same experts, so that a
+    step reads the experts that its requests choose (experiments/expert-parallel-two-h200).
     """
-    models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
-    if rows.kind != "decode" or not any(model.experts for model in models):
+    affine, table = _PHASES[rows.kind]
+    fixed: dict[str, Any] = {"has_free_rows": has_experts}
+    if rows.kind == "prefill":
+        fixed = {"wave_tokens": regression.best_wave(rows)}
+    return partial(affine, **fixed), partial(table, **fixed)
+
+
+def _with_experts_of_a_run(rows: Rows) -> Rows:
+    """Rows of a model with experts: those decode rows whose contexts are long enough, if there are any."""
+    if rows.kind != "decode":
         return rows
     is_long = rows.columns["context_tokens"] >= LEAST_CONTEXT_TOKENS * rows.columns["batch"]
     return rows.where(is_long) if is_long.any() else rows
@@ -264,7 +273,12 @@ def _graphs(fitted: FittedForm) -> dict[str, Any]:
         return {}
     per_token = fitted.values["per_context_token"]
     share = fitted.values.get("per_empty_row_token", 0.0) / per_token if per_token > LEAST_NS else 0.0
-    return {"graph_sizes": sizes.astype(int).tolist(), "graph_empty_row_kv": round(share, 3), "eager_layer": "0 ns"}
+    return {
+        "graph_sizes": sizes.astype(int).tolist(),
+        "graph_empty_rows_free": fitted.form.has_free_rows,
+        "graph_empty_row_kv": round(share, 3),
+        "eager_layer": "0 ns",
+    }
 
 
 def _entries(fitted: FittedForm) -> dict[int, str]:

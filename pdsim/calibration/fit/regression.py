@@ -40,6 +40,8 @@ class Form:
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
+    has_free_rows: bool = False
+    """True: empty rows of a CUDA graph take no time besides that of their KV."""
     by_ratio: bool = False
     """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
     are relative to the measured time, so that half the time is less wrong than twice.
@@ -100,9 +102,10 @@ def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
     return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), least, wave_tokens=wave_tokens)
 
 
-def decode_form(rows: Rows) -> Form:
-    terms = {"base": _one, "per_request": _graph, "per_context_token": _column("context_tokens"), **_empty_rows(rows)}
-    return Form("affine", terms, ("batch", "context_tokens"))
+def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
+    size = _column("batch") if has_free_rows else _graph
+    terms = {"base": _one, "per_request": size, "per_context_token": _column("context_tokens"), **_empty_rows(rows)}
+    return Form("affine", terms, ("batch", "context_tokens"), has_free_rows=has_free_rows)
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
@@ -125,10 +128,12 @@ def best_wave(rows: Rows) -> int:
     return min(WAVES, key=error) if rows.columns["graph"].any() else 1
 
 
-def decode_table(rows: Rows) -> Form:
-    knots = _knots(_graph(rows.columns))
-    terms = {"first": _one, **_steps(_graph, knots), "per_context_token": _column("context_tokens")}
-    return Form("table", {**terms, **_empty_rows(rows)}, ("batch", "context_tokens"), knots=knots)
+def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
+    """The terms of a decode step with a table over the sizes of graphs, or over batch sizes if empty rows are free."""
+    lines, size = decode_form(rows, has_free_rows=has_free_rows), _column("batch") if has_free_rows else _graph
+    knots = _knots(size(rows.columns))
+    beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
+    return replace(lines, name="table", terms={"first": _one, **_steps(size, knots), **beyond}, knots=knots)
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:

@@ -195,7 +195,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         default = captured_batches(largest, settings.resolved_max_running, speculative=has_drafts)
         launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
         sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
-        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv)
+        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv, cost.graph_empty_rows_free)
     return StepTimes(
         prefill=prefill,
         decode=decode_model(scenario, role),

@@ -224,6 +224,10 @@ class CostChoice(Section):
     """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV. Empty rows take time
     because attention kernels divide the context as if every row had a request.
     """
+    graph_empty_rows_free: bool = False
+    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. So it is with experts, because
+    empty rows choose the same experts.
+    """
     eager_layer: Duration = 310_000
     """Minimum time of a layer without a CUDA graph. The default is that of Qwen3-8B on an H200, as prefill_layer of the
     cost model roofline.

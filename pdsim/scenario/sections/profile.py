@@ -34,6 +34,7 @@ _OF_ROLE = {
         "decode_interval",
         "graph_sizes",
         "graph_empty_row_kv",
+        "graph_empty_rows_free",
         "eager_layer",
         "attention_sm_bandwidth",
         "attention_merge",
