@@ -7,6 +7,7 @@ import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from importlib import import_module
 from itertools import chain, islice
 from pathlib import Path
@@ -164,9 +165,9 @@ class _ChatReader(RowReader):
         if self._num_unknown:
             what = f"answers of unknown length are assumed to have {_USUAL_OUTPUT} tokens (output_tokens)"
             warn(f"{self.trace.path}: {what}: {self._num_unknown}")
-        if self.num_images:
+        if num := self.images.num_images:
             each = self.trace.image_tokens
-            warn(f"{self.trace.path}: each image counts as {each} tokens (image_tokens): {self.num_images}")
+            warn(f"{self.trace.path}: each image counts as {each} tokens (image_tokens): {num}")
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
         timed = super()._at_its_time(spec, line)
@@ -189,13 +190,13 @@ class _ChatReader(RowReader):
         self._text, images = _text_of(line)
         text = self._text
         recorded = value_of(line, names.INPUT)
-        self.num_images += len(images)
+        num_image_tokens = self.images.read(images)
         units = self.trace.units(text)
         if recorded is not None:
             return self._texts.prompt(units, line.count(recorded[0]))
         num_tokens = max(1, self._num_tokens(units))
         prompt = self._texts.prompt(units, num_tokens)
-        return prompt.then(Spans.of(next(self.streams), len(images) * self.trace.image_tokens)) if images else prompt
+        return prompt.then(Spans.of(next(self.streams), num_image_tokens)) if images else prompt
 
     def num_outputs(self, line: Line) -> int:
         recorded = [
@@ -329,7 +330,7 @@ def _add_message(message: Any, texts: list[str], images: list[str]) -> None:
     content = message.get("content", message.get("contents"))
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, dict) and "text" not in part:
-            images.append(str(part)[:200])
+            images.append(blake2b(str(part).encode()).hexdigest())
         elif part is not None:
             texts.append(str(part["text"]) if isinstance(part, dict) else str(part))
     if message.get("tool_calls"):

@@ -18,6 +18,7 @@ from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
 from pdsim.workload.trace_fields import Quantity
 from pdsim.workload.trace_file import InputWarning, Line, TimedTrace, TraceError, records
+from pdsim.workload.trace_images import TraceImages
 
 _USUAL_BLOCK_TOKENS = 512
 """Number of tokens per block in Mooncake's traces."""
@@ -47,7 +48,6 @@ class RowTrace(TimedTrace):
     a note."""
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
-
     new_turns: bool | None = None
     """Meaning of prompt lengths in later turns of a session, if no ids identify their prompts. true: length of the new
     input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than all turns before it,
@@ -183,7 +183,8 @@ class RowReader:
         self._has_new_turns = self.trace.new_turns
         if self._has_new_turns is None:
             self._has_new_turns = has_new_turns(self.first)
-        self._skipped = self.num_images = self._told_turns = 0
+        self._skipped = self._told_turns = 0
+        self.images = TraceImages(self.trace.image_tokens)
 
     def read(self, rows: Iterable[Line]) -> Iterator[RequestSpec]:
         number = 0
@@ -199,8 +200,8 @@ class RowReader:
         path = self.trace.path
         if self._skipped:
             warn(f"{path}: requests that failed or warmed up the server are left out: {self._skipped}")
-        if self.num_images and not self.trace.image_tokens:
-            warn(f"{path}: prompt lengths are assumed to include images; else set image_tokens: {self.num_images}")
+        if (num := self.images.num_images) and not self.trace.image_tokens:
+            warn(f"{path}: prompt lengths are assumed to include images; else set image_tokens: {num}")
         if self._told_turns and self.trace.new_turns is None:
             what = "have the lengths of new input" if self._has_new_turns else "have whole prompts"
             warn(f"{path}: later turns begin with the conversation so far, and {what} (new_turns): {self._told_turns}")
@@ -219,7 +220,7 @@ class RowReader:
             num_outputs,
             request_class="" if request_class is None else str(request_class[1]).strip(),
         )
-        return self._at_its_time(spec, line)
+        return self.images.placed(self._at_its_time(spec, line), prompt)
 
     def prompt(self, line: Line) -> Spans:
         token_ids, blocks = value_of(line, names.TOKEN_IDS), value_of(line, names.BLOCKS)
@@ -230,9 +231,7 @@ class RowReader:
             prompt = self._hash_blocks.prompt(line, blocks[0], num_tokens)
         else:
             prompt = Spans(self._spans(line, num_tokens))
-        num_images = _num_images(line)
-        self.num_images += num_images
-        if added := num_images * self.trace.image_tokens:
+        if added := self.images.read(_images_of(line)):
             prompt = prompt.then(Spans.of(next(self.streams), added))
         return prompt
 
@@ -359,14 +358,15 @@ def has_new_turns(lines: Iterable[Line]) -> bool:
     return False
 
 
-def _num_images(line: Line) -> int:
+def _images_of(line: Line) -> list[str]:
+    """Returns a name for each image of the row. Empty: the image has no name."""
     found = value_of(line, names.IMAGES)
     if found is None:
-        return 0
+        return []
     name, value = found
     if isinstance(value, list):
-        return len(value)
-    return line.count(name, least=0) if _is_number(value) else 1
+        return list(map(str, value))
+    return [""] * line.count(name, least=0) if _is_number(value) else [str(value)]
 
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:

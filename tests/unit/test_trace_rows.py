@@ -279,3 +279,32 @@ def test_a_damaged_parquet_file_is_one_error(tmp_path):
     for call in (trace_kind, trace_lines):
         with pytest.raises(TraceError, match="cannot be read as Parquet"):
             call(path)
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_images_stand_at_the_end_of_their_turn_and_equal_names_are_one_image(tmp_path):
+    rows = [
+        {"session_id": "a", "input_length": 100, "output_length": 5, "images": ["u", "v"], "timestamp": 0},
+        {"session_id": "a", "input_length": 30, "output_length": 5, "images": ["u"], "timestamp": 1000},
+        {"input_length": 50, "output_length": 5, "num_images": 2, "timestamp": 2000},
+        {"input_length": 50, "output_length": 5, "timestamp": 3000},
+    ]
+    found = read(lines(tmp_path / "t.jsonl", *rows), image_tokens=10, new_turns=True)
+    assert [len(spec.prompt) for spec in found] == [120, 120 + 5 + 40, 70, 50]
+    first, second, third, fourth = ([tuple(image) for image in spec.images] for spec in found)
+    assert first == [(100, 10, 0), (110, 10, 1)]
+    assert second == [*first, (155, 10, 0)]
+    assert [(start, num) for start, num, _ in third] == [(50, 10), (60, 10)]
+    assert {number for _, _, number in third}.isdisjoint({0, 1})
+    assert fourth == []
+
+
+@pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
+def test_images_of_messages_are_told_apart_by_all_that_they_contain(tmp_path):
+    def message(end):
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 500}{end}"}}
+        return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 394}, image]}]}
+
+    found = read(lines(tmp_path / "t.jsonl", message("a"), message("b"), message("a")), output_tokens=5)
+    assert [spec.images[0].image_id for spec in found] == [0, 1, 0]
+    assert found[0].images[0].start_token + 1000 == len(found[0].prompt)

@@ -106,8 +106,10 @@ def cluster_text(scenario: Scenario) -> str:
     """The servers and GPUs of a cluster as text, such as "2 x H100 (1P1D of TP1)"."""
     roles = [Server(servers.gpu, servers.split) for servers in scenario.roles.values()]
     label = label_of(roles, [servers.instances for servers in scenario.roles.values()], names_gpu=False)
-    gpus = " and ".join(dict.fromkeys(servers.gpu.upper() for servers in scenario.roles.values()))
-    return f"{scenario.num_gpus} x {gpus} ({label})"
+    gpus = [servers.gpu.upper() for servers in scenario.roles.values()]
+    if (encode := scenario.encode) is not None:
+        label, gpus = f"{label}, {encode.instances} encoding", [*gpus, encode.gpu.upper()]
+    return f"{scenario.num_gpus} x {' and '.join(dict.fromkeys(gpus))} ({label})"
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:

@@ -163,6 +163,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError("aggregated.mixed_chunk: forwards mix prompts and outputs in simulation only; leave it out")
     if scenario.storage is not None:
         raise ConfigError("storage: storage behind host caches runs in simulation only; leave it out")
+    if scenario.encode is not None:
+        raise ConfigError("encode: images are encoded in simulation only; leave it out")
     if scenario.elastic is not None:
         raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
     for role in ("prefill", "decode"):

@@ -1,0 +1,48 @@
+"""Images of a trace's prompts, which have no recorded place: a prompt ends with its new images."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from pdsim.core.encode.image import Image
+from pdsim.core.sequence import Spans
+from pdsim.workload.request_spec import RequestSpec
+
+
+class TraceImages:
+    """Numbers the images of a trace. Images of equal names, such as URLs, are the same image."""
+
+    def __init__(self, image_tokens: int) -> None:
+        """image_tokens: number of tokens of each image. 0: not known, so that no request gets images."""
+        self.num_images = 0
+        self._tokens = image_tokens
+        self._numbers = count()
+        self._known: dict[str, int] = {}
+        self._next: list[int] = []
+        """Images of the prompt that is being read."""
+        self._placed: dict[int, tuple[Image, ...]] = {}
+        """Images of each request that has any, by request id."""
+
+    def read(self, names: Sequence[str]) -> int:
+        """Takes the images of the next prompt, and returns their number of tokens. An empty name is a new image."""
+        self.num_images += len(names)
+        self._next = [
+            self._known.setdefault(name, next(self._numbers)) if name else next(self._numbers) for name in names
+        ]
+        return self._tokens * len(names)
+
+    def placed(self, spec: RequestSpec, own: Spans) -> RequestSpec:
+        """Returns the request with its images. own: the prompt as the row has it; if the request's prompt is another,
+        it continues the turn before, with that turn's images.
+        """
+        own_images, self._next = self._next, []
+        before = self._placed.get(spec.after[0], ()) if spec.after and spec.prompt is not own else ()
+        if not self._tokens or not (own_images or before):
+            return spec
+        start = len(spec.prompt) - self._tokens * len(own_images)
+        images = [image for image in before if image.start_token + image.num_tokens <= start]
+        for number in own_images:
+            if start >= 0:
+                images.append(Image(start, self._tokens, number))
+            start += self._tokens
+        self._placed[spec.request_id] = tuple(images)
+        return spec._replace(images=tuple(images))
