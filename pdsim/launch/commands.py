@@ -299,10 +299,13 @@ def _of_client(scenario: Scenario) -> list[str]:
 
 
 def _servers(scenario: Scenario) -> list[str]:
-    return [
+    found = [
         f"{role}: instances {servers.instances}, {_sizes(servers.split)}, gpu {servers.gpu}"
         for role, servers in scenario.roles.items()
     ]
+    if (encode := scenario.encode) is not None:
+        found.append(f"encode: instances {encode.instances}, one GPU each, gpu {encode.gpu}")
+    return found
 
 
 def _sizes(split: Split) -> str:

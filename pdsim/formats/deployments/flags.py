@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from pdsim.formats.deployments import encoders
 from pdsim.formats.deployments.names import is_known, model_named
 from pdsim.formats.deployments.readers import (
     STATE_DTYPES,
@@ -194,6 +195,7 @@ SGLANG: dict[str, Reader] = {
     **dict.fromkeys(("speculative-draft-model-path", "speculative-draft-model"), _draft_model),
     **dict.fromkeys(("mamba-radix-cache-strategy", "mamba-scheduler-strategy"), _state_strategy),
     "mamba-track-interval": of_server("mamba_track_interval"),
+    **encoders.OPTIONS,
 }
 """Readers of the options of SGLang's servers, 0.4 to 0.5.23."""
 

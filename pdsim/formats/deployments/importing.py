@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdsim.formats.deployments import trtllm
+from pdsim.formats.deployments import encoders, trtllm
 from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment, of_hold, of_lmcache
 from pdsim.formats.deployments.flags import read_flags
@@ -30,7 +30,7 @@ _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
 """Number of characters at the begin of a manifest in which its version is looked for."""
-_NOTE = re.compile(r"#\s*(prefill|decode|aggregated): instances \d+, .*\bgpu (\S+)")
+_NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\bgpu (\S+)")
 """Pattern of a note that `pdsim launch` writes."""
 
 
@@ -78,6 +78,9 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     told = trtllm.roles_of(processes)
     found.aside += told.aside
     servers = [_read(process, told.of_ports) for process in _chosen(merged(processes), found)]
+    encode = encoders.taken([one.read for one in servers])
+    encoding = [one for one in servers if one.role == "encode"]
+    servers = [one for one in servers if one.role != "encode"]
     started = {one.port for one in servers}
     if any(port in told.of_ports for port in started) or not any(one.role for one in servers):
         unknown = (f"{role} at port {port}" for port, role in told.of_ports.items() if port not in started)
@@ -89,6 +92,7 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     notes = _noted_gpus(files)
     for role, group in by_role.items():
         _take_role(found, role, group, gpu or notes.get(role))
+    _take_encoders(found, encoding, encode, gpu or notes.get("encode"))
     for one in servers:
         for path, value in of_environment(one.process.variables, found.data.get("network", {})).items():
             found.take(path, value)
@@ -183,7 +187,7 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
     named = _model_of(alone, flags)
     port = str(flags.get("port", ""))
     role = read.server.pop("role", None) or of_ports.get(port) or process.role
-    return _Server(process, read, named, role if role in ("prefill", "decode") else None, port)
+    return _Server(process, read, named, role if role in ("prefill", "decode", "encode") else None, port)
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:
@@ -256,6 +260,25 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     found.assumed += [one for one in first.read.assumed if one not in found.assumed]
     for path, value in first.read.common.items():
         found.take(path, value)
+
+
+def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str, Any], gpu: str | None) -> None:
+    num_instances = sum(one.process.replicas * one.read.server.get("dp", 1) for one in group)
+    variables = group[0].process.variables if group else {}
+    section = encoders.encode_section(given, num_instances, variables, found.assumed)
+    if not section:
+        return
+    label = group[0].process.gpu if group else None
+    named = gpu or (gpu_named(label) if label else None)
+    if named is None:
+        named = found.data["prefill" if "prefill" in found.data else "aggregated"]["gpu"]
+        found.assumed.append(f"encode.gpu: {named}: as the servers that compute prompts; no file names another")
+    found.data["encode"] = {"gpu": named, **section}
+    if any(one.read.server.get("tp", 1) > 1 for one in group):
+        found.assumed.append("encode: one GPU each: pdsim does not divide an encode instance over several")
+    if group:
+        found.understood.append(f"encode: {num_instances} of {' '.join(group[0].read.understood)}")
+        found.aside += [f"encode: {flag}" for flag in group[0].read.aside]
 
 
 def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:

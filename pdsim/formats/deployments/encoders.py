@@ -1,0 +1,72 @@
+"""Reads the encode instances of a deployment with SGLang (EPD), the inverse of pdsim/launch/encoding.py."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pdsim.formats.deployments.readers import Read, Reader, Value, is_flag, nothing, of_server, text_of
+
+_CACHE_MB = 4096
+"""SGLang's default of SGLANG_VLM_CACHE_SIZE_MB on encode instances (0.5.23, disaggregation/encoder/server.py:643)."""
+
+
+def _backend(read: Read, value: Value) -> None:
+    backend = text_of(value)
+    if backend == "mooncake":
+        read.server["encode_transport"] = "mooncake-rdma"
+    elif backend == "zmq_to_tokenizer":
+        read.aside.append(f"--encoder-transfer-backend {backend}: simulated as zmq_to_scheduler")
+
+
+def _urls(read: Read, value: Value) -> None:
+    read.server["encode_urls"] = len(value) if isinstance(value, list) else 1
+
+
+def _encoder_only(read: Read, value: Value) -> None:
+    if is_flag(found=True)(value):
+        read.server["role"] = "encode"
+
+
+OPTIONS: dict[str, Reader] = {
+    "encoder-only": _encoder_only,
+    "language-only": nothing,
+    "encoder-urls": _urls,
+    "encoder-transfer-backend": _backend,
+    **dict.fromkeys(("encoder-bootstrap-port", "encoder-register-urls"), nothing),
+    "enable-prefix-mm-cache": of_server("encode_cache", is_flag(found=True)),
+}
+"""Readers of options of encode instances, and of servers that wait for embeddings."""
+
+
+def encode_section(
+    given: Mapping[str, Any], num_instances: int, variables: Mapping[str, str], assumed: list[str]
+) -> dict[str, Any]:
+    """The section `encode`, without its GPU. Empty: the deployment has no encode instances.
+
+    given: fields that the options of all servers set. num_instances: encode instances that the files start. variables:
+    environment variables of an encode instance. assumed: notes are added here.
+    """
+    if not num_instances:
+        num_instances = given.get("encode_urls", 0)
+        if num_instances:
+            assumed.append(f"encode.instances: {num_instances}: the number of --encoder-urls; the files start none")
+    if not num_instances:
+        return {}
+    found: dict[str, Any] = {"instances": num_instances}
+    batch, size = (variables.get(f"SGLANG_{name}", "") for name in ("ENCODER_MAX_BATCH_SIZE", "VLM_CACHE_SIZE_MB"))
+    if batch.isdecimal():
+        found["max_batch_size"] = int(batch)
+    if given.get("encode_cache"):
+        found["cache"] = f"{int(size) if size.isdecimal() else _CACHE_MB} MiB"
+    if "encode_transport" in given:
+        found["transport"] = given["encode_transport"]
+    return found
+
+
+def taken(servers: Sequence[Read]) -> dict[str, Any]:
+    """Removes the fields of OPTIONS from the servers' own fields, and returns them."""
+    found: dict[str, Any] = {}
+    for read in servers:
+        for name in ("encode_urls", "encode_transport", "encode_cache"):
+            if name in read.server:
+                found[name] = read.server.pop(name)
+    return found

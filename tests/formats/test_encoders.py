@@ -1,0 +1,46 @@
+"""Encode instances in deployments: what a launch writes is read back."""
+
+import pytest
+
+from pdsim.formats.deployments.importing import import_deployment
+from pdsim.launch import ENGINES
+from tests.launch.sample import ENCODE, scenario
+
+
+def imported(tmp_path, commands, notes=()):
+    for name, command in commands.items():
+        (tmp_path / f"{name}.sh").write_text(command)
+    (tmp_path / "notes.txt").write_text("".join(f"# {note}\n" for note in notes))
+    return import_deployment([tmp_path])
+
+
+@pytest.mark.parametrize("transport", ["zmq-tcp", "mooncake-rdma"])
+def test_what_a_launch_starts_is_read_back(tmp_path, transport):
+    made_of = scenario(*ENCODE, ("encode.transport", transport), ("encode.gpu", "l40s"))
+    made = ENGINES["sglang"](made_of, ["s.yaml"], "Qwen/Qwen3-VL-8B-Instruct")
+    found = imported(tmp_path, made.commands, made.notes)
+    expected = {"gpu": "l40s", "instances": 2, "max_batch_size": 8, "cache": "1024 MiB"}
+    assert found.data["encode"] == expected | ({"transport": transport} if transport == "mooncake-rdma" else {})
+    assert not any("encode" in line for line in [*found.aside, *found.assumed])
+    assert found.data["prefill"].keys() & {"encode_urls", "encode_transport", "encode_cache"} == set()
+
+
+def test_urls_stand_for_instances_that_no_file_starts(tmp_path):
+    made = ENGINES["sglang"](scenario(*ENCODE), ["s.yaml"], "Qwen/Qwen3-VL-8B-Instruct")
+    found = imported(tmp_path, {name: text for name, text in made.commands.items() if "encode" not in name})
+    assert found.data["encode"] == {"gpu": "h100", "instances": 2}
+    assert any("the number of --encoder-urls" in line for line in found.assumed)
+
+
+def test_several_ranks_of_an_encode_server_are_instances_of_their_own(tmp_path):
+    server = "python -m sglang.launch_server --model-path Qwen/Qwen3-VL-8B-Instruct"
+    found = imported(
+        tmp_path,
+        {
+            "a": f"{server} --language-only --encoder-urls http://x:1 --encoder-transfer-backend zmq_to_tokenizer",
+            "b": f"{server} --encoder-only --dp-size 4",
+        },
+    )
+    assert found.data["encode"] == {"gpu": "h100", "instances": 4}
+    assert found.data["aggregated"]["instances"] == 1
+    assert any("simulated as zmq_to_scheduler" in line for line in found.aside)
