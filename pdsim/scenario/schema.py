@@ -283,8 +283,12 @@ class Scenario(Section):
     def num_gpus(self) -> int:
         if self.elastic is not None:
             return self.max_servers * self.pair.prefill.tp
-        num_encoders = 0 if self.encode is None else self.encode.instances
-        return sum(servers.num_gpus for servers in self.roles.values()) + num_encoders
+        return self.num_role_gpus + (0 if self.encode is None else self.encode.instances)
+
+    @property
+    def num_role_gpus(self) -> int:
+        """Number of GPUs of the servers of all roles, without encode instances."""
+        return sum(servers.num_gpus for servers in self.roles.values())
 
     @property
     def has_server_faults(self) -> bool:

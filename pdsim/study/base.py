@@ -197,7 +197,7 @@ class Base:
         settings = {
             "gpu": decode.gpu,
             "tp": decode.tp,
-            "instances": self.scenario.num_gpus // decode.tp,
+            "instances": self.scenario.num_role_gpus // decode.tp,
             "chunked_prefill_tokens": prefill.chunked_prefill_tokens,
             "max_prefill_tokens": prefill.max_prefill_tokens,
             "long_prefill_tokens": prefill.long_prefill_tokens,

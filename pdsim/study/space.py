@@ -85,6 +85,8 @@ class Space:
         """All clusters within the limits, by price. Raises ConfigError if none is possible, or if a size to try is
         impossible.
         """
+        if base.scenario.encode is not None:
+            raise ConfigError(f"{base.where}: encode: plans have no encode instances; sweep encode.instances instead")
         found: list[CandidateCluster] = []
         possible: set[tuple[str, int]] = set()
         reasons: dict[tuple[str, int], str] = {}

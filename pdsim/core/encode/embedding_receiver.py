@@ -6,7 +6,7 @@ server's queue, or Cancel, Abort
 
 Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
 equal numbers, in the order of the prompt; what is left over goes to instances in random order (:2557,
-_assign_items_by_modality). The request joins the scheduler's queue when its last part has arrived (:2440,
+_assign_items_by_modality). The request joins the scheduler's queue when its last part has arrived (:2314,
 _process_waiting_requests), whatever arrived before it.
 """
 

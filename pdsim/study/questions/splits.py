@@ -21,7 +21,7 @@ def _splits(base: Base) -> list[Arm]:
     router, each split is tried with several. Raises ConfigError if no split is possible.
     """
     prefill, decode = base.scenario.pair
-    num_gpus = base.scenario.num_gpus
+    num_gpus = base.scenario.num_role_gpus
     made = []
     for instances in range(1, num_gpus // prefill.num_server_gpus + 1):
         others, rest = divmod(num_gpus - instances * prefill.num_server_gpus, decode.tp)
