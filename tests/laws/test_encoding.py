@@ -19,6 +19,7 @@ from pdsim.scenario.building.encoding import encoding
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.workload.request_spec import RequestSpec
 from tests.support import MILLISECOND, Traced, examples, request, run, run_both_ways, small, small_aggregated
@@ -232,3 +233,28 @@ def test_images_in_the_prefix_cache_are_not_encoded_by_the_server_itself():
     first = with_images(0, [(0, 40)], 24, 1)
     again = first._replace(request_id=1, arrival_ns=1000 * MILLISECOND)
     assert own_encoding_ns(first, again)[1:] == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "vllm"}, "does not model vLLM's encoder instances"),
+        ({"engine_version": "0.5.12"}, "0.5.23's rules of encode instances only"),
+        ({"aggregated__dp": 2, "aggregated__tp": 2}, "encode beside aggregated.dp"),
+        ({"faults": [{"kill": "aggregated-0", "at": "1 s"}]}, "encode beside faults"),
+        ({"model": "qwen3-8b"}, "the catalog's entry of qwen3-8b has no image encoder"),
+        ({"encode__gpu": "h1"}, "encode: no gpu 'h1'"),
+        ({"encode__transport": "zmq"}, "encode: no transport 'zmq'"),
+    ],
+)
+def test_what_is_not_modelled_beside_encode_instances_is_refused(changes: dict[str, Any], message: str):
+    data = {"model": MODEL, "encode": {"gpu": "h100"}, **changes}
+    with pytest.raises(ConfigError, match=message):
+        encoding(resolve(small_aggregated(with_images(0, [(0, 8)], 8, 1), **data)))
+
+
+def test_images_of_a_model_without_an_encoder_take_no_time_and_the_run_says_so():
+    spec = with_images(0, [(0, 40)], 24, 1)
+    result = run(small_aggregated(spec, model="qwen3-8b")).result
+    assert [step.duration_ns for step in result.records.steps] == [64 * MILLISECOND]
+    assert any("has no image encoder" in warning for warning in result.warnings())
