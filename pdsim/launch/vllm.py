@@ -116,6 +116,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.preemption": one_of(VICTIMS, "vLLM"),
     "prefill.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
     "prefill.pp": _stages,
+    "decode.pp": "NixlConnector refuses pipeline stages of decode (0.33.0, nixl/base_worker.py:886); give 1",
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed; give 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
     "decode.admission": one_of(

@@ -34,10 +34,6 @@ _DIVIDING_BACKENDS = {
 """Attention backends with which decode GPUs can divide the KV of a request (dcp), with the source."""
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 NOT_MODELLED = {
-    "decode.pp": (
-        "vLLM's decode refuses pipeline stages (0.33.0, nixl/base_worker.py:886). SGLang's has as many as prefill, or "
-        "one (0.5.23, disaggregation/common/conn.py:1516), and pdsim models one; leave it out, and let tp be all GPUs"
-    ),
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
     "aggregated.cp": "pdsim shares the tokens of prompts on prefill servers only; leave it out",
     "prefill.dcp": (
@@ -333,21 +329,32 @@ def _of_encoding(scenario: "Scenario") -> str:
 
 
 def _of_stages(scenario: "Scenario") -> str:
-    """Says which setting an aggregated server with pipeline stages does not have. Empty: none."""
-    aggregated = scenario.aggregated
-    if aggregated is None or aggregated.pp == 1:
+    """Says which setting an aggregated or decode server with pipeline stages does not have. Empty: none."""
+    prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
+    if servers is None or servers.pp == 1:
         return ""
-    where = f"aggregated.pp {aggregated.pp}"
-    if aggregated.speculative_draft_tokens is not None:
+    role = "aggregated" if scenario.aggregated else "decode"
+    where = f"{role}.pp {servers.pp}"
+    if prefill is not None and scenario.engine == "vllm":
+        return f"{where}: vLLM's decode refuses pipeline stages (0.33.0, nixl/base_worker.py:886); leave it out"
+    if prefill is not None and servers.pp != prefill.pp:
+        return (
+            f"{where}: SGLang's decode has as many pipeline stages as prefill, which has {prefill.pp}, or one "
+            "(0.5.23, disaggregation/common/conn.py:1516)"
+        )
+    if servers.speculative_draft_tokens is not None:
         return f"{where}: SGLang drafts with pipeline stages on prefill only (0.5.23, validation_hook.py:161)"
     beside = {
-        "aggregated.dp": aggregated.dp > 1,
-        "aggregated.dcp": aggregated.dcp > 1,
-        "aggregated.host_cache": aggregated.host_cache is not None,
-        "aggregated.mixed_chunk": aggregated.mixed_chunk,
-        "aggregated.prefill_schedule_interval": aggregated.prefill_schedule_interval > 1,
+        f"{role}.dp": servers.dp > 1,
+        f"{role}.dcp": servers.dcp > 1,
+        f"{role}.host_cache": servers.host_cache is not None,
         "cost.cold_start": bool(scenario.cost.cold_start),
     }
+    if scenario.decode is not None:
+        beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
+    if scenario.aggregated is not None:
+        beside["aggregated.mixed_chunk"] = scenario.aggregated.mixed_chunk
+        beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 

@@ -11,6 +11,7 @@ from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal import Entry
+from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
 from pdsim.garbage import garbage_collection_paused
@@ -170,7 +171,7 @@ class Simulation(Bus):
 
     def _executor_of(self, instance: Any) -> Executor:
         acceptance, streams = self.cluster.scenario.acceptance, Streams(self.cluster.scenario.seed)
-        if isinstance(instance, StagedAggregatedInstance | StagedVllmInstance):
+        if isinstance(instance, StagedAggregatedInstance | StagedVllmInstance | StagedDecodeInstance):
             return MicroBatchExecutor(self.outputs)
         if isinstance(instance, VllmDecodeInstance):
             return RecomputingExecutor(self.outputs, self._clients.local)

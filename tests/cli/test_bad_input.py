@@ -31,7 +31,7 @@ CHANGES = [
         "line 4: unknown field 'decode.radix' (did you mean 'radix_cache'?); here are instances, gpu",
     ),
     ("modle=x", "unknown field 'modle' (did you mean 'model'?)"),
-    ("decode.pp=2", "decode.pp: vLLM's decode refuses pipeline stages"),
+    ("decode.pp=2", "decode.pp 2: SGLang's decode has as many pipeline stages as prefill, which has 1, or one"),
     ("decode.cp=2", "decode.cp: decode computes no prompts; to divide KV say decode.dcp"),
     ("prefill.dcp=2", "prefill.dcp: pdsim divides KV on decode and aggregated servers only"),
     ("network.bandwidth=3", "network.bandwidth: bare number 3: write a bandwidth with its unit, such as '50 GB/s'"),

@@ -73,6 +73,7 @@ OTHER = {
     "prefill.radix_cache": ["false"],
     "prefill.pp": [],
     "prefill.cp": [],
+    "decode.pp": [],
     "decode.dcp": [],
     "prefill.dynamic_chunks": [],
     "prefill.layer_groups": ["4"],

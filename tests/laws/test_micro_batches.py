@@ -1,4 +1,4 @@
-"""Laws of aggregated instances with pipeline stages: one micro-batch a stage, of SGLang and of vLLM."""
+"""Laws of aggregated and decode instances with pipeline stages: one micro-batch a stage, of SGLang and of vLLM."""
 
 from collections import Counter, deque
 from itertools import pairwise
@@ -15,7 +15,7 @@ from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.system.catalog import load_model
-from tests.strategies import aggregated_scenarios, fault_schedules, vllm_aggregated_scenarios
+from tests.strategies import aggregated_scenarios, fault_schedules, scenarios, vllm_aggregated_scenarios
 from tests.support import (
     MILLISECOND,
     chunks,
@@ -25,6 +25,7 @@ from tests.support import (
     require_whole_gaps,
     run,
     run_both_ways,
+    small,
     small_aggregated,
 )
 
@@ -36,13 +37,19 @@ STAGES = [1, 2, 4, 7]
 
 @st.composite
 def staged(draw: st.DrawFn) -> Scenario:
-    scenario = draw(st.one_of(aggregated_scenarios(), vllm_aggregated_scenarios()))
-    update = {"pp": draw(st.sampled_from([2, 3, 4])), "mixed_chunk": False}
-    return scenario.model_copy(update={"aggregated": scenario.aggregated.model_copy(update=update)})
+    scenario = draw(st.one_of(aggregated_scenarios(), vllm_aggregated_scenarios(), scenarios()))
+    pp = draw(st.sampled_from([2, 3, 4]))
+    if scenario.aggregated is not None:
+        aggregated = scenario.aggregated.model_copy(update={"pp": pp, "mixed_chunk": False})
+        return scenario.model_copy(update={"aggregated": aggregated})
+    prefill = scenario.prefill.model_copy(update={"pp": pp, "layer_groups": 0})
+    decode = scenario.decode.model_copy(update={"pp": pp, "polling_interval": 1})
+    network = scenario.network.model_copy(update={"staging": None})
+    return scenario.model_copy(update={"prefill": prefill, "decode": decode, "network": network})
 
 
 def hops_ns(scenario: Scenario, num_tokens: int) -> int:
-    layout = layout_of(scenario, "aggregated")
+    layout = layout_of(scenario, "decode" if scenario.aggregated is None else "aggregated")
     hop_ns = pipeline_times(layout, load_model(scenario.model).num_layers).hop_token_ns
     return (layout.pp - 1) * round(hop_ns * num_tokens)
 
@@ -59,6 +66,20 @@ def test_one_request_waits_for_all_stages(engine, pp):
     (row,) = run(scenario, checked=True).records.requests
     expected_ns = 8 * (STEP_NS + hops_ns(scenario, 1))
     assert row.end_ns - row.first_token_ns == pytest.approx(expected_ns, abs=8 * pp)
+
+
+@pytest.mark.parametrize("pp", STAGES)
+def test_decode_stages_receive_at_once(pp):
+    """Each decode stage gets the layers of its prefill stage over its own NIC. TPOT is that of the whole model, and the
+    hops.
+    """
+    both = small(request(0, 40, 9), prefill__pp=pp, decode__pp=pp)
+    one = small(request(0, 40, 9), prefill__pp=pp)
+    (row,), (other,) = (run(scenario, checked=True).records.requests for scenario in (both, one))
+    assert row.transfer_bytes == other.transfer_bytes
+    whole_ns = other.transfer_bytes / 100  # at 100 GB/s
+    assert other.transfer_end_ns - row.transfer_end_ns == pytest.approx(whole_ns * (1 - 1 / pp), abs=2)
+    assert row.end_ns - row.first_token_ns == pytest.approx(8 * (STEP_NS + hops_ns(both, 1)), abs=8 * pp)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -110,7 +131,9 @@ def test_a_request_is_in_one_decode_step_at_a_time(scenario: Scenario):
         steps = under_way.setdefault(entry.instance_id, deque())
         if entry.call == "next_step" and not isinstance(entry.returned[0], Wait):
             steps.append(entry.returned[0])
-            assert len(steps) <= scenario.aggregated.pp
+            assert len(steps) <= scenario.servers[1].pp
+            if entry.instance_id.startswith("prefill"):
+                continue
             counts = Counter(i for step in steps for one in parts(step) for i in getattr(one, "joined", ()))
             assert not counts or max(counts.values()) == 1
             computed = Counter(chunk.request_id for step in steps for chunk in chunks(step) if chunk.is_last)
@@ -138,15 +161,17 @@ def test_a_journal_of_micro_batches_replays(scenario: Scenario):
     assert replay(written, state_machines(resolve(scenario))) == len(traced.journal)
 
 
-@given(aggregated_scenarios())
-@examples(12)
-def test_sglang_gives_each_micro_batch_its_share(scenario: Scenario):
-    """A micro-batch has at most 1/p of the running requests (managers/scheduler.py, 0.5.23, :1241). Only a prompt in
-    chunks may end in a full one (:4140).
-    """
-    update = {"pp": 2, "mixed_chunk": False, "chunked_prefill_tokens": 0}
-    scenario = scenario.model_copy(update={"aggregated": scenario.aggregated.model_copy(update=update)})
-    most = max(1, scenario.aggregated.max_running_requests // 2)
-    for entry in run(scenario).journal:
-        if entry.call == "next_step" and isinstance(step := entry.returned[0], DecodeStep | PrefillStep):
-            assert len(step.joined if isinstance(step, DecodeStep) else step.chunks) <= most
+def test_sglang_gives_each_micro_batch_its_share():
+    """A forward begins at most 1/p of the running requests (managers/scheduler.py, 0.5.23, :1237)."""
+    prompts = [request(i, 8, 30) for i in range(6)]
+    scenario = small_aggregated(*prompts, aggregated__pp=2, aggregated__max_running_requests=4)
+    steps = [entry.returned[0] for entry in run(scenario).journal if entry.call == "next_step"]
+    assert [len(step.chunks) for step in steps if isinstance(step, PrefillStep)] == [2, 2, 2]
+    assert max(len(step.joined) for step in steps if isinstance(step, DecodeStep)) == 2
+
+
+def test_micro_batches_of_decode_share_its_slots():
+    prompts = [request(i, 40, 30) for i in range(6)]
+    scenario = small(*prompts, prefill__pp=2, decode__pp=2, decode__max_running_requests=3, decode__extra_slots=0)
+    levels = [row.levels for row in run(scenario, levels=True).records.levels if row.instance_id == "decode-0"]
+    assert max(one.num_transferring + one.num_ready + one.num_running for one in levels) == 3

@@ -17,6 +17,7 @@ from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import Drain, receiver_of, sender_of
+from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.routing.held_requests import HeldRequests
@@ -193,11 +194,15 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
     giver = None
     if decode.returns_kv:
         giver = KvGiver(instance_id, cache, wiring.wire_of(scenario))
-    make: Callable[..., DecodeInstance] = partial(DecodeInstance, staged=scenario.network.staging is not None)
+    make: Callable[..., DecodeInstance] = partial(
+        DecodeInstance, staged=scenario.network.staging is not None, giver=giver
+    )
     if scenario.engine == "vllm":
-        make = partial(VllmDecodeInstance, budget=_token_budget(prefill))
+        make = partial(VllmDecodeInstance, budget=_token_budget(prefill), giver=giver)
+    elif decode.pp > 1:
+        make = partial(StagedDecodeInstance, num_stages=decode.pp)
     policies = {"admission_policy": deepcopy(decode.admission), "preemption_policy": deepcopy(decode.preemption)}
-    return make(instance_id, cache=cache, limits=limits, giver=giver, **policies)
+    return make(instance_id, cache=cache, limits=limits, **policies)
 
 
 def _token_budget(settings: ComputingSettings) -> TokenBudget:

@@ -79,9 +79,13 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
     """How KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's number of ranks
     is a multiple of the other's.
     """
-    prefill, decode, engine = layout_of(scenario, "prefill"), layout_of(scenario, "decode"), transport(scenario)
+    settings, engine = scenario.pair.decode, transport(scenario)
+    whole = scenario
+    if settings.pp > 1:  # stages send one to one, as prefill's stages to one decode stage
+        whole = scenario.model_copy(update={"decode": settings.model_copy(update={"pp": 1})})
+    prefill, decode = layout_of(scenario, "prefill"), layout_of(whole, "decode")
     found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
-    found = replace(found, pushes=engine.pushes)
+    found = replace(found, pushes=engine.pushes, num_writers=found.num_writers // settings.pp)
     if scenario.engine == "vllm" and found.slices:
         # Heads stand before tokens in its blocks: those of one rank are one piece of a block, which ends there.
         return replace(found, slices=False, coalesces=False)

@@ -241,6 +241,9 @@ class ComputingSettings(ServerSettings):
 class DecodingSettings(SpeculativeSettings, ServerSettings):
     """Servers that decode. With speculation a step verifies several tokens of each request."""
 
+    pp: int = Field(default=1, ge=1)
+    """Number of pipeline stages (--pp-size; vLLM: --pipeline-parallel-size). Each stage has its share of the layers on
+    its own tp GPUs. Decode has as many stages as prefill, or one; with engine vllm, one. Simulation only."""
     dcp: int = Field(default=1, ge=1)
     """Context parallelism of decode (--dcp-size; vLLM: --decode-context-parallel-size): number of GPUs that divide each
     request's KV, token by token, instead of holding copies. dcp divides tp / dp. Simulation only."""
@@ -252,7 +255,7 @@ class DecodingSettings(SpeculativeSettings, ServerSettings):
 
     @property
     def split(self) -> Split:
-        return Split(self.tp, dcp=self.dcp)
+        return Split(self.tp, self.pp, dcp=self.dcp)
 
 
 class PrefillSettings(ComputingSettings):
@@ -342,9 +345,6 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     have no effect.
     """
 
-    pp: int = Field(default=1, ge=1)
-    """Number of pipeline stages (--pp-size; vLLM: --pipeline-parallel-size). Each stage has its share of the layers on
-    its own tp GPUs. Simulation only."""
     schedule_conservativeness: float = Field(default=1.0, gt=0)
     """Factor on the expected output of running requests (--schedule-conservativeness). With dp > 1 it is multiplied by
     0.3."""
@@ -359,10 +359,6 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     chunked_prefill_tokens."""
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
-
-    @property
-    def split(self) -> Split:
-        return Split(self.tp, self.pp, dcp=self.dcp)
 
 
 class Pair(NamedTuple):
