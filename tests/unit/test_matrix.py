@@ -196,7 +196,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
     one, other = found.variants
     ran = simulate(load_scenario(found.scenario_path, (*one.changes, "kv_dtype=fp32"))).scenario
     found.require_same(one, ran, found.runs / "c1")
-    with pytest.raises(ConfigError, match=r"client is .*1.* there, .*4.* here; delete the folder"):
+    with pytest.raises(ConfigError, match=r"the run has client .*1.*, the variant .*4.*; delete the folder"):
         found.require_same(other, ran, found.runs / "c4")
 
 

@@ -193,6 +193,7 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
         "eager_layer": "1 ms",
         "attention_sm_bandwidth": "60 GB/s",
         "attention_merge": "2 us",
+        "encode_factor": 1.5,
         "cold_start": {2: "284 ms"},
         "measured": {"decode_batch": [1, 128]},
     }

@@ -52,7 +52,15 @@ _PREFILL: Mapping[str, Operator] = {
 """For each coefficient of an affine prefill: the operator by whose ratio it is multiplied. Other coefficients stay as
 they are.
 """
-_KEPT = ("host", "graph_sizes", "graph_empty_row_kv", "graph_empty_rows_free", "eager_layer", "cold_start")
+_KEPT = (
+    "host",
+    "graph_sizes",
+    "graph_empty_row_kv",
+    "graph_empty_rows_free",
+    "eager_layer",
+    "encode_factor",
+    "cold_start",
+)
 """Fields of a profile's cost that are not scaled."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
 """Further fields that are not scaled if the number of SMs of the other GPU is known."""
