@@ -32,7 +32,9 @@ class Kind(NamedTuple):
 
 def _kind(of: type[Any]) -> Kind:
     columns = [field.name for field in fields(of) if field.metadata.get("in_table", True)]
-    return Kind(columns, columns, get_type_hints(of), of)
+    # `type` is all that a compiled record keeps of a union, and it has no other.
+    hints = {name: int | None if hint is type else hint for name, hint in get_type_hints(of).items()}
+    return Kind(columns, columns, hints, of)
 
 
 def _level(instance_id: str, time_ns: int, *levels: Any, **named: Any) -> LevelRecord:
@@ -143,7 +145,6 @@ def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
     """Raises RunFolderError if a column has not the type of its field, or lacks values that every record has."""
     from pyarrow import types  # noqa: PLC0415
 
-    hint = int | None if hint is type else hint  # all that a compiled record keeps of a union, and it has no other
     values, kinds = table.column(column.name), get_args(hint) or (hint,)
     holds = {
         int: types.is_integer,

@@ -8,6 +8,9 @@ import pytest
 import pdsim
 from compiled import INTERPRETED, ROOT, fields_of_classes, modules, with_constructors
 from pdsim.cli import main
+from pdsim.metrics.columns import NEVER, StoredRecords
+from pdsim.metrics.tables import TABLES, checked_table, write_tables
+from tests.support import run, small
 
 
 def test_what_runs_is_what_was_asked_for():
@@ -23,6 +26,17 @@ def test_the_version_says_which_runs(capsys):
         pdsim.__version__,
         "(compiled)" if pdsim.is_compiled() else "(interpreted)",
     ]
+
+
+def test_times_that_an_earlier_release_did_not_record_never_happened(tmp_path):
+    """A compiled record says less about its fields' types than its source does."""
+    records = run(small(workload={"use": "random_lengths", "num_requests": 3, "input_tokens": 9, "output_tokens": 2}))
+    write_tables(tmp_path, records.records)
+    tables = {name: checked_table(tmp_path, name) for name in TABLES}
+    tables["requests"] = tables["requests"].drop_columns(["streamed_ns", "num_retries"])
+    requests = StoredRecords(tmp_path, tables).columns("requests")
+    assert requests["streamed_ns"].tolist() == [NEVER] * 3
+    assert requests["num_retries"].tolist() == [0] * 3
 
 
 def test_the_core_is_compiled_and_policies_are_not():
