@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from pdsim.cost.roofline import expert_activation_bytes
 from pdsim.system.catalog import GpuSpec, load_gpu
 from pdsim.system.model import Dtype
 
@@ -30,7 +31,7 @@ STATED = (
     ("gemm", "bf16", 0.92, 0.8),
     ("prefill_attention", "bf16", 0.82, 1),
     ("decode_attention", "bf16", 1, 0.73),
-    ("experts", "bf16", "0.80", 0.8),
+    ("experts", "bf16", 0.85, 0.8),
 )
 """H20: as experiments/infersim-h20 has it from pdsim/calibration/fit/operators.csv.
 
@@ -218,7 +219,8 @@ def _experts_fit(
     params = 3 * rows["hidden_size"] * rows["inter_size"] / tp
     read = num / ep * (1 - (1 - active / num) ** tokens)
     compute_s = 2 * params * active * tokens / ep / flops
-    memory_s = read * params * num_bytes / gpu.memory_bandwidth
+    moved = expert_activation_bytes(rows["hidden_size"], rows["inter_size"] / tp)
+    memory_s = (read * params * num_bytes + moved * active * tokens / ep) / gpu.memory_bandwidth
     undivided = (tokens, token_us or (0.0,))
     return fitted(
         rows.seconds, compute_s, memory_s, fixed_us=fixed_us, power=1, few=bool(token_us), undivided=undivided

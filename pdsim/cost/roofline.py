@@ -4,7 +4,7 @@ the nominal rates.
 
 from functools import cache, partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.gathers import NO_GATHERS, Collectives
@@ -12,6 +12,7 @@ from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
 from pdsim.cost.reductions import AllReduces, Nccl, RankSums
 from pdsim.system.memory import Layout
+from pdsim.system.model import Experts
 
 if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
@@ -181,6 +182,16 @@ class RooflineModel:
         return 1e9 * 3 * layout.model.hidden_size * num_copies / rate
 
 
+def expert_activation_bytes(width: Any, intermediate_size: Any) -> Any:
+    """Bytes of bf16 activations that a GPU reads and writes for one token in one expert. Arguments: numbers of elements
+    of the expert's input and of the GPU's part of its intermediate state.
+
+    The input is gathered, the output written, and read again to be summed. Gate and up are written, read by the
+    activation function, and its result is written and read.
+    """
+    return 2 * (3 * width + 6 * intermediate_size)
+
+
 class ExpertTimes:
     """Times of routed experts. Each expert gets few tokens, so reading weights and computing do not overlap."""
 
@@ -194,7 +205,16 @@ class ExpertTimes:
         self._token_ns /= settings.expert_efficiency
         self._token_ns += spec.experts.num_layers * layout.dp * settings.expert_token_ns
         self._byte_ns = 1e9 / (tp * gpu.memory_bandwidth * settings.expert_memory_efficiency)
+        self._token_ns += spec.experts.num_layers * self._activation_bytes(layout, spec.experts) * self._byte_ns
         self._layers_ns = spec.experts.num_layers * settings.expert_layer_ns
+
+    @staticmethod
+    def _activation_bytes(layout: Layout, experts: Experts) -> float:
+        """Bytes of activations that the GPUs of an instance read and write for one of its tokens in one layer."""
+        num_parts = 1 if layout.has_whole_experts else layout.num_server_gpus
+        width = experts.input_size or layout.model.hidden_size
+        each: float = expert_activation_bytes(width, experts.intermediate_size / num_parts)
+        return each * experts.num_active * num_parts
 
     def ns(self, num_tokens: float) -> float:
         """Time in ns of the experts in one forward. num_tokens: mean number of tokens of an instance of the server."""

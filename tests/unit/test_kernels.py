@@ -119,6 +119,30 @@ def test_whole_experts_and_all_heads_have_kernels_of_their_own():
     )
 
 
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_token_in_an_expert_takes_its_operations_and_its_activations(tp):
+    """Each GPU has a part of every expert, and moves the whole input and output of each expert of a token."""
+    place = layout("qwen3-30b-a3b", "h200", tp)
+    model, gpu, kernel = place.model, place.gpu, reached("h200", "experts", "bf16")
+    few, many = (Kernels().model(place).prefill_terms(forward(n))["experts"] for n in (20_000, 40_000))
+    moved_bytes = 2 * (3 * 2048 + 6 * 768 / tp) * 8 * 48
+    computed_s = model.expert_flops_per_token / (tp * gpu.flops["bf16"] * kernel.compute)
+    token_ns = 1e9 * (computed_s + moved_bytes / (gpu.memory_bandwidth * kernel.memory))
+    assert (many - few) / 20_000 == pytest.approx(token_ns, rel=1e-3)
+
+
+def test_whole_experts_move_activations_on_the_gpus_that_hold_them():
+    """Four GPUs with parts of all experts move four times the inputs and outputs, and as many intermediate states."""
+    divided = layout("qwen3-30b-a3b", "h200", 4)
+    whole = replace(divided, has_whole_experts=True)
+    token_ns = []
+    for place in (divided, whole):
+        few, many = (Kernels().model(place).prefill_terms(forward(n))["experts"] for n in (20_000, 40_000))
+        token_ns.append((many - few) / 20_000)
+    rate = 4 * divided.gpu.memory_bandwidth * reached("h200", "experts", "bf16").memory
+    assert token_ns[0] - token_ns[1] == pytest.approx(1e9 * 48 * 8 * 3 * 2 * 3 * 2048 / rate, rel=1e-3)
+
+
 def test_a_token_of_whole_experts_takes_a_part_of_its_time_on_every_gpu():
     """Twice the ranks have twice the tokens, of which each rank computes as many as before, and touches all."""
     ranks = [replace(layout("deepseek-r1", "b200", 1), dp=dp, has_whole_experts=True) for dp in (4, 8)]
