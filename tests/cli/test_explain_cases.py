@@ -7,6 +7,8 @@ from typing import get_type_hints
 import pytest
 
 from pdsim.cli import main
+from pdsim.metrics.explanation.relief import AGGREGATED_RELIEF
+from pdsim.metrics.explanation.relief import RELIEF as RELIEF_FIELDS
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
 from pdsim.scenario.sections.servers import (
     AggregatedSettings,
@@ -14,8 +16,6 @@ from pdsim.scenario.sections.servers import (
     PrefillSettings,
     StorageSettings,
 )
-from pdsim.sim.uncertainty.sensitivity import AGGREGATED_RELIEF
-from pdsim.sim.uncertainty.sensitivity import RELIEF as RELIEF_FIELDS
 
 SCENARIO = """\
 name: case
@@ -108,6 +108,15 @@ def test_the_resource_is_named_and_more_of_it_helps(pdsim, case):
     assert relieved > 1.5 * scarce
     for other in MORE.keys() - {resource}:
         assert pdsim("run", *setting(*CASES[case], *MORE[other]))["request_throughput"] < 1.1 * scarce, other
+
+
+def test_a_radix_cache_that_is_on_relieves_nothing(pdsim):
+    """The hint names decode.radix_cache only while it is off."""
+    slow = ["cost.decode.decode_base=50 ms"]
+    for cache, is_named in (("false", True), ("true", False)):
+        limit = limits(pdsim, *slow, f"decode.radix_cache={cache}")["TPOT mean"]
+        assert limit["resource"] == "decode steps"
+        assert ("radix_cache" in limit["relief"]) == is_named
 
 
 BURSTS = [

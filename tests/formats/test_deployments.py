@@ -215,6 +215,23 @@ def test_a_script_of_a_shell(tmp_path):
     assert any("--attention-backend fa3" in line for line in found.aside)
 
 
+def test_servers_that_differ_are_told_in_both_directions(tmp_path):
+    server = "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 1"
+    options = ("--mem-fraction-static 0.8", "--max-running-requests 8", "--mem-fraction-static 0.8")
+    found = imported(tmp_path, "run.sh", "".join(f"{server} {option} &\n" for option in options))
+    (line,) = [one for one in found.aside if "first server" in one]
+    assert line.endswith(
+        "run.sh, line 2: --max-running-requests 8 ignored, and --mem-fraction-static 0.8 added, "
+        "because the first server stands for all"
+    )
+
+
+@pytest.mark.parametrize("given", ['{"method": 5, "num_speculative_tokens": "x"}', '{"method": "mtp"}', "[]"])
+def test_drafts_without_a_number_are_left_aside(tmp_path, given):
+    found = imported(tmp_path, "run.sh", f"vllm serve Qwen/Qwen3-8B --speculative-config '{given}'\n")
+    assert any("num_speculative_tokens" in line for line in found.aside)
+
+
 def test_wide_experts_of_vllm(tmp_path):
     line = "vllm serve deepseek-ai/DeepSeek-R1 --data-parallel-size 16 --data-parallel-size-local 8"
     more = "--enable-expert-parallel --max-num-batched-tokens 4k"

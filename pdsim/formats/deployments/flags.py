@@ -214,6 +214,8 @@ def _speculative(read: Read, value: Value) -> None:
     found = json.loads(text_of(value))
     if isinstance(found, dict) and isinstance(found.get("num_speculative_tokens"), int):
         read.server["speculative_draft_tokens"] = found["num_speculative_tokens"] + 1
+    else:
+        read.aside.append("--speculative-config: without num_speculative_tokens the scenario has no drafts")
 
 
 _CONNECTORS = {

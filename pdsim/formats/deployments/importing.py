@@ -13,7 +13,7 @@ from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.loads import load_of
 from pdsim.formats.deployments.names import gpu_named, is_known, model_named
 from pdsim.formats.deployments.processes import Process, merged, read_processes
-from pdsim.formats.deployments.readers import Read, Value, parsed
+from pdsim.formats.deployments.readers import Read, Value, difference, parsed
 from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import parse_yaml, read_text
 from pdsim.scenario.loading import apply_change
@@ -237,12 +237,8 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     if first.process.program in trtllm.PROGRAMS:
         trtllm.finish(first.read, role)
     fields, copies = server_fields(first, role, found)
-    for one in group[1:]:
-        others = [flag for flag in one.read.understood if flag not in first.read.understood]
-        if others:
-            found.aside.append(
-                f"{one.process.where}: {', '.join(others)}: ignored, because the first server stands for all"
-            )
+    differing = [(one.process.where, text) for one in group[1:] if (text := difference(one.read, first.read))]
+    found.aside += [f"{where}: {text}, because the first server stands for all" for where, text in differing]
     instances = sum(one.process.replicas for one in group) * copies
     label = first.process.gpu
     named = gpu or (gpu_named(label) if label else None)

@@ -57,6 +57,15 @@ class Read:
 Reader = Callable[[Read, Value], None]
 
 
+def difference(read: Read, first: Read) -> str:
+    """Says which options a server loses and gains if the first server of its role stands for it. Empty: none."""
+    own = {text.split()[0] for text in read.understood}
+    lost = [text for text in read.understood if text not in first.understood]
+    gained = [text for text in first.understood if text.split()[0] not in own]
+    changes = ((lost, "ignored"), (gained, "added"))
+    return ", and ".join(f"{', '.join(options)} {change}" for options, change in changes if options)
+
+
 def text_of(value: Value) -> str:
     """The value as a single text. Raises ValueError if there are several."""
     if not isinstance(value, str):

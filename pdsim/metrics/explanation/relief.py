@@ -1,12 +1,14 @@
 """Scarce resources, and the fields of a scenario that increase each of them."""
 
+_CACHE = "; decode.radix_cache if prefixes are shared"
+
 RELIEF = {
     "prefill compute": "prefill.instances, prefill.tp, a faster prefill.gpu",
-    "decode steps": "decode.instances, decode.tp, a faster decode.gpu; decode.radix_cache if prefixes are shared",
+    "decode steps": "decode.instances, decode.tp, a faster decode.gpu" + _CACHE,
     "messages": "network.message_latency",
     "prefill KV": "prefill.mem_fraction, prefill.tp, prefill.instances",
     "prefill slots": "prefill.max_running_requests",
-    "decode KV": "decode.mem_fraction, decode.tp, decode.instances; decode.radix_cache if prefixes are shared",
+    "decode KV": "decode.mem_fraction, decode.tp, decode.instances" + _CACHE,
     "decode slots": "decode.max_running_requests",
     "link": "network.bandwidth",
     "descriptor cost": "equal tp or network.staging where tensor-parallel sizes differ, else page_size",
@@ -30,6 +32,12 @@ AGGREGATED_RELIEF = {
     "storage": RELIEF["storage"],
 }
 """For each resource of an aggregated cluster: the fields of a scenario that give more of it."""
+
+
+def reliefs(*, aggregated: bool, has_decode_cache: bool) -> dict[str, str]:
+    """By resource: fields of a scenario that give more of it. has_decode_cache: decode has a radix cache already."""
+    found = AGGREGATED_RELIEF if aggregated else RELIEF
+    return {name: fields.removesuffix(_CACHE) if has_decode_cache else fields for name, fields in found.items()}
 
 
 def relief_of(resource: str, *, aggregated: bool) -> str:

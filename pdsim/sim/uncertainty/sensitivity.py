@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from pdsim.metrics.explanation.relief import AGGREGATED_RELIEF, RELIEF
+from pdsim.metrics.explanation.relief import reliefs
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
@@ -138,7 +138,8 @@ def sensitivities(
     def numbers(cluster: Cluster) -> Mapping[str, float]:
         return measure(Simulation(cluster, Observation(own_itl=own_itl)).run())
 
-    relief = RELIEF if scenario.aggregated is None else AGGREGATED_RELIEF
+    has_decode_cache = scenario.decode is not None and scenario.decode.radix_cache
+    relief = reliefs(aggregated=scenario.aggregated is not None, has_decode_cache=has_decode_cache)
     made = list(known)
     base = made.pop(0) if made else numbers(build(scenario))
     progress()
