@@ -111,7 +111,7 @@ TABLES = [
     ("requests", "arrival_ns", [None, 1, 2], "column arrival_ns is null in 1 rows, expected int"),
     ("requests", "first_token_ns", ["x"] * 3, "column first_token_ns is of type string, expected int or null"),
     ("requests", "outcome", ["lost"] * 3, "column outcome has 'lost', expected failed or finished or unfinished"),
-    ("steps", "kind", ["bogus"], "column kind has 'bogus', expected decode or prefill"),
+    ("steps", "kind", ["bogus"], "column kind has 'bogus', expected decode or encode or prefill"),
 ]
 
 
