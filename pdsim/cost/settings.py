@@ -61,8 +61,8 @@ class Roofline:
     """Fixed time of one all-reduce. With tensor parallelism each layer has two. Measured: a graph-captured all-reduce
     of 128 bytes over two GB200."""
     expert_efficiency: float | None = None
-    """Share of FLOP/s that products of routed experts reach. None: experts are timed together with all other
-    products."""
+    """Share of the GPU's FLOP/s that the matrix multiplications of routed experts reach. None: they count like all
+    other matrix multiplications."""
     expert_memory_efficiency: float = 1.0
     """Share of memory bandwidth that reading experts' weights reaches. Used only with expert_efficiency."""
     expert_layer_ns: float = 0

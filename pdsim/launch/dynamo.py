@@ -62,7 +62,9 @@ QUEUE_ORDERS = ("fcfs", "wspt")
 
 
 def _mode_policy(scenario: Scenario) -> Any:
-    """The routing policy of the scenario from which the frontend's mode follows."""
+    """The policy of the scenario that decides the routing mode of Dynamo's frontend: router.prefill, or its `otherwise`
+    if that is session_affinity.
+    """
     policy = scenario.router.prefill
     return policy.otherwise if isinstance(policy, SessionAffinity) else policy
 

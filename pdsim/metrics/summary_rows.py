@@ -247,7 +247,7 @@ SUMMARY_FIELDS = {
     "duration": "s: max e - min a",
     "completed": "finished requests",
     "total_input_tokens": "sum of prompt tokens; total_input_text_tokens is the same, total_input_vision_tokens 0",
-    "total_output_tokens": "sum of n; total_output_tokens_retokenized is the same",
+    "total_output_tokens": "sum of output tokens; total_output_tokens_retokenized is the same",
     "request_throughput": "completed / duration, 1/s",
     "input_throughput": "total input tokens / duration, tokens/s",
     "output_throughput": "total output tokens / duration, tokens/s",

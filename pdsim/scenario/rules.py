@@ -243,7 +243,9 @@ def _of_returned_kv(scenario: "Scenario") -> str:
     elif (prefill.tp, prefill.dp) != (decode.tp, decode.dp):
         wrong = "returned KV needs the same tp and dp on prefill and decode"
     elif scenario.faults or scenario.health is not None or scenario.elastic is not None:
-        wrong = "pdsim does not model returned KV beside faults, health or elastic; leave one of the two out"
+        wrong = (
+            "pdsim does not model returned KV beside faults, health or elastic; leave returns_kv or these sections out"
+        )
     return f"decode.returns_kv: {wrong}" if wrong else ""
 
 

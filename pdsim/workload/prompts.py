@@ -163,11 +163,11 @@ class _ChatReader(RowReader):
             estimate = _estimate_of(self.trace.path, self.trace.tokens_per_character)
             warn(f"{estimate}: set tokenizer (a tokenizer.json) to count them")
         if self._num_unknown:
-            what = f"answers of unknown length are assumed to have {_USUAL_OUTPUT} tokens (output_tokens)"
-            warn(f"{self.trace.path}: {what}: {self._num_unknown}")
+            what = f"answers of unknown length are assumed to have {_USUAL_OUTPUT} tokens each (output_tokens)"
+            warn(f"{self.trace.path}: {self._num_unknown} {what}")
         if num := self.images.num_images:
             each = self.trace.image_tokens
-            warn(f"{self.trace.path}: each image counts as {each} tokens (image_tokens): {num}")
+            warn(f"{self.trace.path}: {num} images count as {each} tokens each (image_tokens)")
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
         timed = super()._at_its_time(spec, line)

@@ -412,7 +412,7 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
     for low, high in ((cut_low, cut_high), (whole_low, whole_high)):
         size = 1 << (low - 1).bit_length()
         if size <= high:
-            warn(f"{path}: blocks are assumed to have {size} tokens, by lengths and hash_ids; else set block_tokens")
+            warn(f"{path}: blocks of {size} tokens fit all lengths and hash_ids; if they have others, set block_tokens")
             return size
     if cut_low == cut_high:
         return cut_low

@@ -143,7 +143,7 @@ def serve(
 
     if api_key is None and not is_loopback(host):
         print(
-            f"pdreal: warning: anyone who can reach {host} is served; --api-key sets a key",
+            f"pdreal: warning: anyone who can reach {host} can use the server; set a key with --api-key",
             file=sys.stderr,
         )
     entrance = Entrance(api_key, max_waiting_requests)

@@ -28,8 +28,8 @@ from pdsim.workload.client import warm_up_requests
 
 @contextmanager
 def logbooks(out: Path | None) -> Iterator[Path]:
-    """Context with the folder for logbooks. With `out` the folder lies in the run folder, so that logbooks outlive a
-    kill.
+    """Context manager that gives the folder for logbooks. With `out` it is a folder in the run folder, and stays if
+    pdreal is killed; otherwise it is a scratch folder.
     """
     if out is None:
         with ScratchFolder() as folder:

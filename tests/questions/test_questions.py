@@ -324,7 +324,7 @@ def test_an_answer_on_a_trace_says_if_chance_changes_it(ask, tmp_path, monkeypat
     monkeypatch.setattr("pdsim.study.base.JITTERS", (0.05, 1e9))
     changed = ask("routing", trace=trace, ttft_ms=100)
     (note,) = [note for note in changed.notes if note.startswith("Chance decides")]
-    assert "1 of 3 runs say: nothing meets the SLO" in note
+    assert "1 of 3 runs say nothing meets the SLO" in note
 
 
 def test_every_question_asks_something_and_is_documented():

@@ -55,6 +55,7 @@ NEEDS = {
     "queue_limit": {"max_queued_requests": 8},
     "prefix_based": {"non_cached_tokens": 512},
     "forecast": {"prefill_token_rate": "20000/s", "decode_requests": 32},
+    "busy_threshold": {"threshold": 4},
     "throughput_planner": {"prefill_token": "30 us", "decode_kv_token": "0.25 ns", "max_kv_tokens": 400000},
     "affine": {"decode_base": "10 ms", "decode_per_context_token": "0.25 ns"},
     "table": {"decode": {1: "10 ms"}},

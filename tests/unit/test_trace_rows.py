@@ -76,7 +76,7 @@ def test_the_size_of_blocks_is_found_out(tmp_path):
         {"timestamp": 0, "input_length": 200, "output_length": 4, "hash_ids": [0, 1, 2, 3]},
         {"timestamp": 9, "input_length": 180, "output_length": 4, "hash_ids": [0, 1, 4]},
     ]
-    with pytest.warns(InputWarning, match="blocks are assumed to have 64 tokens"):
+    with pytest.warns(InputWarning, match="blocks of 64 tokens fit all lengths and hash_ids"):
         first, second = read(lines(tmp_path / "t.jsonl", *rows))
     assert first.prompt.common_prefix(0, second.prompt, 0) == 128
     first, second = read(lines(tmp_path / "t.jsonl", *({"block_size": 60, **row} for row in rows)))

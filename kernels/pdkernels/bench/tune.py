@@ -109,7 +109,7 @@ def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]
             continue
         yield {
             "kernel": "decode",
-            "model": f"batch {batch} of {min(lengths)} to {max(lengths)}",
+            "model": f"batch {batch}, contexts of {min(lengths)} to {max(lengths)} tokens",
             "tokens": round(sum(lengths) / batch),
             "page_size": page_size,
             "row_bytes": 256,

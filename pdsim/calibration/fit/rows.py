@@ -164,11 +164,10 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Keeps the rows that were measured with these numbers of ranks. Kinds of rows that do not depend on ranks keep
-        their rows of one rank.
+        """Returns the measurements without rows of other numbers of ranks. Rows of kinds that do not depend on ranks
+        stay. For kinds in OF_PAIRS, rows of one rank stand in if none were measured with these numbers.
 
-        Kinds in OF_PAIRS also keep their rows of one rank, if they have none with these numbers. Raises ConfigError if
-        prefill or decode has no rows with its number.
+        Raises ConfigError if there are rows of prefill or decode forwards, but none with the asked number of ranks.
         """
         asked = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         for phase in FORWARDS:

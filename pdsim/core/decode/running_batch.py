@@ -202,7 +202,9 @@ class RunningBatch(Generic[RequestT]):
         return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
-        """Counts steps that have run, and allocates the pages that all steps but the first needed."""
+        """Counts steps that were simulated at once. Allocates the pages of all of these steps except the first, whose
+        pages make_room has allocated.
+        """
         assert isinstance(result, StepResult)
         num_steps = result.num_steps
         if num_steps > 1:

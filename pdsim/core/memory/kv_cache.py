@@ -26,8 +26,8 @@ class Lease:
     table: list[int] = field(default_factory=list)
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
-    """Pages of this request whose KV the prefix cache has in other pages. Other requests may still read the replaced
-    pages."""
+    """Pages that this request computed and the cache did not take, because it has the same KV in other pages. They stay
+    allocated until the request ends, because other requests may still read them."""
     has_twins: bool = False
     """True: this request holds its own copies of pages that the prefix cache also has."""
     read_node: Node | None = None

@@ -85,8 +85,8 @@ class VllmHybridCache(KvCache):
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens of the longest possible request. Its state and a state that its last forward leaves also
-        take pages.
+        """Number of tokens of the longest possible request. Two linear-attention states take pages, too: the request's
+        own, and one that its last forward leaves.
         """
         return max(0, self.pool.num_pages - 2 * self.pages_per_state) * self.page_size
 

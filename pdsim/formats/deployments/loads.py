@@ -20,7 +20,9 @@ def load_of(program: str, flags: Mapping[str, Value]) -> tuple[Load, list[str]]:
 
 
 class _Flags:
-    """The options of a load generator. Remembers which were read; the others are not understood."""
+    """The options of a load generator. Remembers which options were read, so that `rest` can list those that pdsim does
+    not understand.
+    """
 
     def __init__(self, flags: Mapping[str, Value]) -> None:
         self._flags = flags

@@ -176,8 +176,9 @@ class HostSettings(Section):
     result: Duration = 0
     """Time of processing the result of a forward."""
     send: Duration = 0
-    """Time of handing the KV of one request to the transfer workers. A worker begins with a request when the loop has
-    handed over the next request too, or at once if there is none. With staging, a worker begins one request later.
+    """Time in which the loop hands the KV of one request to the transfer workers. Workers run only when the loop
+    releases Python's GIL. A request's transfer therefore starts after the loop has also handed over the next request
+    (with staging: the next two), or all that it has.
     """
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU is idle."""

@@ -38,7 +38,9 @@ class Executor:
         """Number of remaining output tokens of requests that left the batch, by request id."""
 
     def begin(self, step: DecodeStep) -> int:
-        """Updates the batch by a step. Returns the number of steps until the first sequence ends."""
+        """Removes the requests that left the batch, and adds those that joined with this step. Returns the number of
+        steps until the first sequence of the batch ends.
+        """
         for request_id in step.left:
             self._set_aside(request_id)
         for request_id in step.joined:

@@ -40,7 +40,8 @@ class Transfer:
     unposted_ns: int = 0
     """Time in ns that one thread alone needs to post the remaining descriptors."""
     takes_turns: bool = False
-    """True: posting the descriptors takes longer than one turn of the engine, so transfers post alternately."""
+    """True: posting the descriptors takes longer than turn_ns of the transport, so this transfer's worker alternates
+    with the other workers of its rank that post."""
     is_stuck: bool = False
     """True: the target has died. No bytes move, and the engine waits for its timeout."""
     is_over: bool = False

@@ -45,10 +45,10 @@ class Change(NamedTuple):
 
     ratios: Mapping[str, float]
     error: float
-    """Relative standard error of this ratio. The higher value of TTFT and latency."""
+    """Relative standard error of the ratio of mean TTFT or of mean latency, whichever is higher."""
     drift: float
-    """Relative difference of this ratio between the two halves of the first requests. The higher value of TTFT and
-    latency."""
+    """How much the ratio differs between the first half and the second half of the first requests, relative. Computed
+    for mean TTFT and for mean latency; this is the higher value."""
 
 
 def part_size(num_requests: int) -> int | None:

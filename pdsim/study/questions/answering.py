@@ -163,9 +163,8 @@ def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
 
 
 def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement | None:
-    """The measurement of the step times on which the answer depends. None: the answer depends on none.
-
-    at: simulates the question under changes of the step times.
+    """The measurement to make: of those step times which could change the answer, or of all that were not measured if
+    no single group of them could. None: all were measured. at: judges the question again with changed step times.
     """
     study, changes = found.study, found.study.arm(found.verdict.winner).changes
     return deciding_measurement(study.trials, changes, lambda group: all(at(changed).holds(found) for changed in group))

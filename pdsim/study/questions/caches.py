@@ -109,7 +109,7 @@ def _host_cache_verdict(study: Study) -> Verdict:
     sizes = study.labels()[1:]
     enough = next(label for label in sizes if study.serves_alike(label, sizes[-1]))
     hits = [study.mean(label, "prefill_cache_hit_rate") for label in (_OFF, enough)]
-    found = f"prefill finds {percent(hits[1])} of the prompt tokens"
+    found = f"prefill finds {percent(hits[1])} of the prompt tokens in its caches"
     if not _memory_pays(study, enough, _OFF):
         return Verdict(_OFF, "Do without host memory", f"with {enough}, {found}, and without {percent(hits[0])}.")
     text = f"{found} instead of {percent(hits[0])}, {_memory_gain(study, enough, _OFF)}; "

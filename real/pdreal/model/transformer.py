@@ -47,7 +47,9 @@ class Attend(Protocol):
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
-        """Returns the attention over latents, [tokens, 1, rank | rotated], in the width of values."""
+        """Returns the outputs of heads, [tokens, heads, value]. latent: latents of the new tokens, [tokens, 1, latent
+        rank | rotated key].
+        """
         ...
 
 

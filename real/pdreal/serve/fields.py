@@ -151,8 +151,8 @@ NEUTRAL: Mapping[str, Sequence[Any]] = {
     "ebnf": [],
     "structural_tag": [],
 }
-"""Fields of features that change which token is chosen and that real mode lacks. For each: the values that change
-nothing. null never changes anything."""
+"""Fields of a request for sampling features that real mode lacks. For each: the values that switch the feature off,
+which are accepted. null is always accepted."""
 WHY = "as tokens are chosen by temperature, top_p, top_k and min_p alone"
 
 

@@ -47,7 +47,8 @@ class RankSpec:
     sockets: Path
     """Folder on the rank's host for the sockets of the control channel, and for those between an instance's ranks."""
     logs: Path | None
-    """Folder on the rank's host for logbooks. None: no logbooks are kept."""
+    """Folder on the rank's host for the logbooks in which a process writes its calls and events. None: no
+    logbooks are kept."""
 
     @property
     def settings(self) -> PrefillSettings | DecodeSettings | AggregatedSettings:
