@@ -83,7 +83,7 @@ def _images(workload: RandomLengths, model: str) -> Flags:
     encoder = load_model(model).encoder
     if encoder is None or not isinstance(workload.images, Fixed) or not isinstance(workload.image_tokens, Fixed):
         return []
-    if workload.distinct_images is not None:
+    if workload.distinct_images is not None or workload.image_share < 1:
         return []
     num_tokens, width = workload.image_tokens.tokens, encoder.patch_size * encoder.merge_size
     height = next(rows for rows in range(isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)

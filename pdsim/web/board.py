@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
-from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, STAGES
+from pdsim.metrics.explanation.stages import AGGREGATED_STAGES, STAGES, after_encoding
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.sections.component import ROUTING_POLICIES, describe_component
@@ -148,6 +148,9 @@ class Board:
         ]
         if row["status"] != "ok":
             raise ConfigError(row["message"])
+        stages = STAGES if scenario.aggregated is None else AGGREGATED_STAGES
+        if scenario.encode is not None:
+            stages = after_encoding(stages)
         staged = ", staged" if "network.staging" in changes else ""
         return {
             "part": str(self._load),
@@ -155,7 +158,7 @@ class Board:
             "cluster": label_of(choice.servers, choice.counts, names_gpu=True) + staged,
             "stages": [
                 {"stage": name, "meaning": meaning, "ms": row[f"mean_{name}_ms"] or 0.0}
-                for name, (_, _, meaning) in (STAGES if scenario.aggregated is None else AGGREGATED_STAGES).items()
+                for name, (_, _, meaning) in stages.items()
             ],
             "command": shortest_command(base, changes, str(choice.slo)),
             **_costs(choice, scenario.num_gpus),

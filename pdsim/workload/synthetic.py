@@ -26,6 +26,8 @@ class RandomLengths:
     """Distribution of the number of tokens of an image. Needed with images."""
     distinct_images: int | None = None
     """Number of different images, of which each prompt's are drawn. None: all images are different."""
+    image_share: float = 1.0
+    """Share of the requests that have images. These requests are drawn at random."""
     classes: Mapping[str, float] | None = None
     """Shares of request classes, such as {chat: 0.7, batch: 0.3}. Each request's class is drawn at random. None:
     requests have no class."""
@@ -34,6 +36,8 @@ class RandomLengths:
         positive(self, num_requests=self.num_requests, distinct_images=self.distinct_images)
         if (self.images is None) != (self.image_tokens is None):
             raise ValueError("RandomLengths needs images and image_tokens together")
+        if not 0 <= self.image_share <= 1:
+            raise ValueError(f"RandomLengths needs image_share in [0, 1], found {self.image_share:g}")
         if self.classes is not None and (min(self.classes.values(), default=0) < 0 or not sum(self.classes.values())):
             raise ValueError(f"classes are shares, none below 0 and at least one above 0, found {dict(self.classes)}")
 
@@ -46,7 +50,11 @@ class RandomLengths:
             specs.append(alone(i, inputs(), num_output_tokens))
         if self.images is not None and self.image_tokens is not None:
             draw = Images(rng, self.images, self.image_tokens, self.distinct_images)
-            specs = [draw.before(spec, first_stream=2 * self.num_requests) for spec in specs]
+            has_images = rng.named("image requests").random
+            specs = [
+                draw.before(spec, first_stream=2 * self.num_requests) if has_images() < self.image_share else spec
+                for spec in specs
+            ]
         if not self.classes:
             return specs
         drawn = rng.named("classes").choices(list(self.classes), list(self.classes.values()), k=len(specs))

@@ -352,3 +352,24 @@ def test_burstgpt_leaves_failures_out(tmp_path):
         (118, 7, 9),
     ]
     assert shared(*specs) == 0
+
+
+def test_images_stand_before_the_text_and_change_neither_lengths_nor_outputs():
+    texts = {"num_requests": 200, "input_tokens": Uniform(1, 100), "output_tokens": Uniform(1, 9)}
+    plain = RandomLengths(**texts).requests(Streams(4))
+    images = {"images": Uniform(1, 3), "image_tokens": Uniform(10, 20), "distinct_images": 7, "image_share": 0.5}
+    found = RandomLengths(**texts, **images).requests(Streams(4))
+    assert [spec.output for spec in found] == [spec.output for spec in plain]
+    assert [len(spec.prompt) - spec.num_image_tokens for spec in found] == [len(spec.prompt) for spec in plain]
+    assert 70 < sum(bool(spec.images) for spec in found) < 130
+    spans = {}
+    for spec in found:
+        for span, image in zip(spec.prompt.spans, spec.images, strict=False):
+            assert spans.setdefault(image.image_id, span) == span
+            assert span[2] == image.num_tokens
+    assert len(set(spans.values())) == len(spans) == 7
+
+
+def test_images_without_a_size_are_refused():
+    with pytest.raises(ValueError, match="images and image_tokens together"):
+        RandomLengths(num_requests=1, input_tokens=Fixed(1), output_tokens=Fixed(1), images=Fixed(1))

@@ -5,7 +5,7 @@ spend time.
 from collections.abc import Sequence
 from math import ceil
 
-from pdsim.metrics.explanation.stages import STAGES
+from pdsim.metrics.explanation.stages import ALL_STAGES, STAGES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
 from pdsim.study.points.estimate import number, percent
@@ -154,9 +154,10 @@ def _explain_ttft_verdict(study: Study) -> Verdict:
         rate = study.metric(_APART, "request_throughput")
         text = f"The cluster serves only {number(rate.mean)} requests/s of the load, so TTFT keeps growing."
         return Verdict(_APART, "", text)
-    stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in STAGES if stage != "decode_forward"}
+    passed = STAGES if study.base.scenario.encode is None else ALL_STAGES
+    stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in passed if stage != "decode_forward"}
     longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
-    parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({STAGES[one][2]})" for one in longest]
+    parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({ALL_STAGES[one][2]})" for one in longest]
     return Verdict(_APART, "", f"A mean TTFT of {ttft.duration} is {', '.join(parts)}.", _compared(study))
 
 
