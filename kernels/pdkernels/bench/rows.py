@@ -21,14 +21,16 @@ class Row:
         kernel: gather, scatter, push, append, decode and so on.
         variant: the kernel or call; our main kernel is "fused".
         payload_bytes: bytes of KV moved or read, counted once.
-        time_us: on the device, between events. graph_us: per call in a CUDA graph. submit_us: host, until submitted.
-            whole_us: host, until done, page upload included.
-        copy_us: a device-to-device copy of the payload, timed as time_us is (for decode, one that reads and writes as
-            many bytes as attention reads).
-        copy_fraction: copy_us / time_us, the share of copy bandwidth.
-        gbytes_per_s: read plus written, in 10^9 bytes.
-        floor_us: bytes read plus written at the device's largest measured copy bandwidth.
-        programs: thread blocks at a time, where limited.
+        time_us: device time of a call between two events.
+        graph_us: device time per call when calls are replayed as a CUDA graph.
+        submit_us: host time until the call has submitted its work.
+        whole_us: host time until the work is done, with the upload of page lists.
+        copy_us: device time of a device-to-device copy of the payload. For decode, the copy reads and writes as many
+            bytes as attention reads.
+        copy_fraction: copy_us / time_us, the fraction of copy bandwidth that the call reaches.
+        gbytes_per_s: rate of bytes read plus bytes written, in 10^9 bytes per s.
+        floor_us: time of reading and writing these bytes at the device's largest measured copy bandwidth.
+        programs: limit of thread blocks at a time; None: no limit.
 
     """
 

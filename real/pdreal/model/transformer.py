@@ -40,9 +40,8 @@ class Attend(Protocol):
     """Attention of one layer: new tokens attend to their context, for the heads of this rank."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-        """Attend; [tokens, heads, head_dim], keys rotated, in the shape of the query.
-
-        window: last tokens that a token sees, itself included; 0: all
+        """Returns the attention of new tokens, in the query's shape. query, key, value: [tokens, heads, head_dim], keys
+        already rotated. window: number of last tokens that a token sees, including itself; 0: all.
         """
         ...
 
