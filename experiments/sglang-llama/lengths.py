@@ -7,10 +7,11 @@ three profiles. The last profile is fitted to the forwards of the load itself: i
 from collections import defaultdict
 from csv import DictReader, DictWriter
 from gzip import open as open_gzip
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,8 @@ HOST = read_yaml(HERE.parent / "sglang-h200" / "profile.yaml")["cost"]["host"]
 """Times of SGLang's loop, measured with another model on another machine."""
 ROUND_TOKENS = 1024
 BIN_TOKENS = 256
+QUARTER_TOKENS = BIN_TOKENS // 4
+PAUSE_S = 0.05
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -35,29 +38,66 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(DictReader(file))
 
 
-def by_length() -> list[tuple[int, int, float, float]]:
-    """For each bin of lengths: its first length in tokens, number of forwards, and medians in ms, measured in the load
-    and interpolated between rows of round lengths.
-    """
+class Forward(NamedTuple):
+    """A forward of one whole prompt without a prefix, in that load."""
+
+    tokens: int
+    measured_ms: float
+    row_ms: float
+    """Time by rows of round lengths, interpolated."""
+    pause_s: float
+    """Time since the end of the forward before."""
+
+
+def forwards() -> list[Forward]:
     alone: dict[int, list[float]] = defaultdict(list)
     for row in lines(ROWS):
         if (row["kind"], row["prompts"]) == ("prefill", "1"):
             alone[int(row["new_tokens"])].append(float(row["time_us"]) / 1e3)
     round_ms = {tokens: median(times) for tokens, times in sorted(alone.items()) if tokens % ROUND_TOKENS == 0}
-    bins: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    found, last_end_s = [], inf
     for row in lines(FORWARDS):
-        tokens = int(row["prefill_kv_tokens"])
-        if row["num_prefill"] == "1" and ROUND_TOKENS < tokens <= int(row["prefill_tokens"]):  # whole, without a prefix
-            bins[(tokens - 1) // BIN_TOKENS * BIN_TOKENS].append((tokens, 1e3 * float(row["gpu_s"])))
+        tokens, time_s, end_s = int(row["prefill_kv_tokens"]), float(row["gpu_s"]), float(row["end_unix_s"])
+        if row["num_prefill"] == "1" and ROUND_TOKENS < tokens <= int(row["prefill_tokens"]):
+            row_ms = float(np.interp(tokens, list(round_ms), list(round_ms.values())))
+            found.append(Forward(tokens, 1e3 * time_s, row_ms, end_s - time_s - last_end_s))
+        last_end_s = end_s
+    return found
+
+
+def by_length() -> list[tuple[int, int, float, float]]:
+    """For each bin of lengths: its first length in tokens, number of forwards, and medians in ms, measured in the load
+    and interpolated between rows of round lengths.
+    """
+    bins: dict[int, list[Forward]] = defaultdict(list)
+    for one in forwards():
+        bins[(one.tokens - 1) // BIN_TOKENS * BIN_TOKENS].append(one)
     return [
-        (
-            first,
-            len(found),
-            median(time_ms for _, time_ms in found),
-            fmean(np.interp([tokens for tokens, _ in found], list(round_ms), list(round_ms.values()))),
-        )
-        for first, found in sorted(bins.items())
+        (first, len(same), median(one.measured_ms for one in same), fmean(one.row_ms for one in same))
+        for first, same in sorted(bins.items())
     ]
+
+
+def by_place() -> list[tuple[str, int, float]]:
+    """For forwards behind a pause, behind no pause, and by the place of their length between two multiples of 256
+    tokens: number of forwards, and the median time in ms that they take more than rows of round lengths.
+    """
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in forwards():
+        beyond_ms = one.measured_ms - one.row_ms
+        groups["behind a pause of 50 ms or more" if one.pause_s >= PAUSE_S else "behind a shorter pause"].append(
+            beyond_ms
+        )
+        quarter = (one.tokens - 1) % BIN_TOKENS // QUARTER_TOKENS * QUARTER_TOKENS
+        groups[f"{quarter + 1} to {quarter + QUARTER_TOKENS} above a multiple of {BIN_TOKENS}"].append(beyond_ms)
+    return [
+        (name, len(found), median(found)) for name, found in sorted(groups.items(), key=lambda item: _order(item[0]))
+    ]
+
+
+def _order(name: str) -> tuple[bool, int]:
+    first = name.partition(" ")[0]
+    return (first.isdigit(), int(first) if first.isdigit() else 0)
 
 
 def rows_of_the_load(folder: Path) -> Path:
@@ -100,6 +140,9 @@ def main() -> None:
             f"{found_ms / row_ms - 1:+.0%}",
         )
         print("|", " | ".join(map(str, cells)), "|")
+    print("\n| forwards | number | beyond rows of round lengths, ms |\n|---|---|---|")
+    for name, number, beyond_ms in by_place():
+        print(f"| {name} | {number} | {beyond_ms:.1f} |")
     with TemporaryDirectory() as folder:
         own = rows_of_the_load(Path(folder))
         for name, ttft_ms in (
