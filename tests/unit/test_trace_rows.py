@@ -152,7 +152,7 @@ def test_texts_of_other_tools(tmp_path, row, lengths):
 def test_an_answer_of_no_length_is_said(tmp_path):
     with pytest.warns(InputWarning) as said:
         assert len(read(lines(tmp_path / "t.jsonl", chat("a")))[0].output) == 256
-    assert any("assumed to have 256 tokens (output_tokens): 1" in str(one.message) for one in said)
+    assert any("1 answers of unknown length are assumed to have 256 tokens each" in str(one.message) for one in said)
 
 
 @pytest.mark.filterwarnings("ignore::pdsim.workload.trace_file.InputWarning")
