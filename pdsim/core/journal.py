@@ -7,7 +7,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
 from pdsim.core.message_text import from_json, sequence_text, to_text
-from pdsim.core.messages import Message, Result, Step
+from pdsim.core.messages import EncodeStep, Message, Result, Step
 
 
 class Entry(NamedTuple):
@@ -39,7 +39,7 @@ class Recorded:
     def next_step(self, now_ns: int) -> Any:
         return self._note("next_step", (now_ns,), self.inner.next_step(now_ns))
 
-    def on_step_done(self, step: Step, result: Result, now_ns: int) -> Any:
+    def on_step_done(self, step: Step | EncodeStep, result: Result, now_ns: int) -> Any:
         return self._note("on_step_done", (step, result, now_ns), self.inner.on_step_done(step, result, now_ns))
 
     def levels(self) -> Any:
