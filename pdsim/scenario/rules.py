@@ -355,7 +355,6 @@ def _of_stages(scenario: "Scenario") -> str:
     if scenario.decode is not None:
         beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
     if scenario.aggregated is not None:
-        beside["aggregated.mixed_chunk"] = scenario.aggregated.mixed_chunk
         beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""

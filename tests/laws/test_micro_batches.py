@@ -40,7 +40,7 @@ def staged(draw: st.DrawFn) -> Scenario:
     scenario = draw(st.one_of(aggregated_scenarios(), vllm_aggregated_scenarios(), scenarios()))
     pp = draw(st.sampled_from([2, 3, 4]))
     if scenario.aggregated is not None:
-        aggregated = scenario.aggregated.model_copy(update={"pp": pp, "mixed_chunk": False})
+        aggregated = scenario.aggregated.model_copy(update={"pp": pp})
         return scenario.model_copy(update={"aggregated": aggregated})
     prefill = scenario.prefill.model_copy(update={"pp": pp, "layer_groups": 0})
     decode = scenario.decode.model_copy(update={"pp": pp, "polling_interval": 1})

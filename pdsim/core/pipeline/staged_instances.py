@@ -63,7 +63,7 @@ class StagedAggregatedInstance(AggregatedInstance):
             step, more = super().next_step(now_ns)
             commands += more
             if not isinstance(step, m.Wait):
-                self._num_decoded += isinstance(step, m.DecodeStep)
+                self._num_decoded += not isinstance(step, m.PrefillStep)
                 return self.micro.begin(step), commands
             self.micro.skip()
         return step, commands
@@ -71,11 +71,11 @@ class StagedAggregatedInstance(AggregatedInstance):
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         self._take(self.micro.end())
         commands = super().on_step_done(step, result, now_ns)
-        if isinstance(step, m.PrefillStep):
-            for chunk in step.chunks:
-                request = self._builder.begun.get(chunk.request_id)
-                if request is not None and request.is_aborted and not _is_in_forward(request):
-                    self._stop(request)
+        prefill = step.prefill if isinstance(step, m.MixedStep) else step
+        for chunk in prefill.chunks if isinstance(prefill, m.PrefillStep) else ():
+            request = self._builder.begun.get(chunk.request_id)
+            if request is not None and request.is_aborted and not _is_in_forward(request):
+                self._stop(request)
         return commands
 
     def _take(self, index: int) -> None:
