@@ -30,6 +30,7 @@ from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.building.sizing import resolve, roles
+from pdsim.scenario.building.wiring import NO_HYBRID_STAGES, is_hybrid
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
 from pdsim.scenario.sections.servers import (
@@ -80,10 +81,7 @@ def _same_dp(_: Any, scenario: Scenario) -> str | None:
 
 
 def _stages(value: Any, scenario: Scenario) -> str | None:
-    model = load_model(scenario.model)
-    if value > 1 and (model.state is not None or model.attention.window_tokens):
-        return "NixlConnector pulls no hybrid layouts from pipeline stages (0.33.0, nixl/base_worker.py:871); give 1"
-    return None
+    return NO_HYBRID_STAGES if value > 1 and is_hybrid(load_model(scenario.model)) else None
 
 
 VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
@@ -116,7 +114,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.preemption": one_of(VICTIMS, "vLLM"),
     "prefill.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
     "prefill.pp": _stages,
-    "decode.pp": "NixlConnector refuses pipeline stages of decode (0.33.0, nixl/base_worker.py:886); give 1",
+    "decode.pp": "pdsim models no pipeline stages of vLLM's decode, and NixlConnector refuses them; give 1",
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed; give 0",
     "prefill.transfer": one_of(("every_chunk", "whole_prompt"), "vLLM"),
     "decode.admission": one_of(

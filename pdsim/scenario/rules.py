@@ -150,8 +150,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     for role, servers in scenario.roles.items():
         if servers.load_balance_method not in ("auto", "router"):
             return f"{role}.load_balance_method: {servers.load_balance_method} is a setting of SGLang; leave it out"
-    if prefill is not None and prefill.pp > 1:
-        return f"prefill.pp: {prefill.pp}: pdsim does not model vLLM's pipeline stages; leave it out"
+    if prefill is not None and prefill.dynamic_chunks:
+        return "prefill.dynamic_chunks is a setting of SGLang; leave it out"
     if prefill is not None and prefill.cp > 1:
         return f"prefill.cp: {prefill.cp}: pdsim does not model vLLM's context parallelism; leave it out"
     if decode is not None and decode.allocation != "prefill_complete":
@@ -297,7 +297,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     }
     of_stages = {
         "prefill.optimistic_attempts": bool(prefill.optimistic_attempts),
-        "decode.allocation prefill_complete": decode.allocation == "prefill_complete",
+        "decode.allocation prefill_complete": scenario.engine == "sglang" and decode.allocation == "prefill_complete",
         "prefill.cp": prefill.cp > 1,
         "decode.speculative_draft_layers": scenario.num_draft_layers > 0,
     }
@@ -338,7 +338,9 @@ def _of_stages(scenario: "Scenario") -> str:
     role = "aggregated" if scenario.aggregated else "decode"
     where = f"{role}.pp {servers.pp}"
     if prefill is not None and scenario.engine == "vllm":
-        return f"{where}: vLLM's decode refuses pipeline stages (0.33.0, nixl/base_worker.py:886); leave it out"
+        if scenario.network.transport.startswith("nixl"):
+            return f"{where}: NixlConnector refuses pipeline stages of decode (0.33.0, nixl/base_worker.py:886); give 1"
+        return f"{where}: pdsim does not model pipeline stages of vLLM's decode; leave it out"
     if prefill is not None and servers.pp != prefill.pp:
         return (
             f"{where}: SGLang's decode has as many pipeline stages as prefill, which has {prefill.pp}, or one "

@@ -18,7 +18,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
 from pdsim.system.model import stage_layers
-from tests.strategies import scenarios
+from tests.strategies import scenarios, vllm_scenarios
 from tests.support import MILLISECOND, examples, request, run, run_both_ways, small
 
 CHUNK = 64
@@ -69,9 +69,9 @@ def test_layers_are_dealt_out_evenly(num_layers, data):
 
 @st.composite
 def pipelined(draw: st.DrawFn) -> Scenario:
-    scenario = draw(scenarios())
+    scenario = draw(st.one_of(scenarios(), vllm_scenarios()))
     network = scenario.network.model_copy(update={"staging": None})
-    dynamic = scenario.pair.prefill.chunked_prefill_tokens != 0 and draw(st.booleans())
+    dynamic = scenario.engine == "sglang" and scenario.pair.prefill.chunked_prefill_tokens != 0 and draw(st.booleans())
     update = {"pp": draw(st.sampled_from([2, 3, 4, 28])), "layer_groups": 0, "dynamic_chunks": dynamic}
     prefill = scenario.pair.prefill.model_copy(update=update)
     return scenario.model_copy(update={"prefill": prefill, "network": network})
@@ -175,7 +175,9 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
         ({"prefill__host_cache": 0}, "beside prefill.host_cache"),
         ({"network__staging": {}, "prefill__tp": 2}, "beside network.staging"),
         ({"prefill__dp": 2, "prefill__tp": 2}, "beside prefill.dp"),
-        ({"engine": "vllm"}, "does not model vLLM's pipeline stages"),
+        ({"engine": "vllm", "prefill__dynamic_chunks": True}, "is a setting of SGLang"),
+        ({"engine": "vllm", "model": "gpt-oss-120b", "network__transport": "nixl-rdma"}, "pulls no hybrid layouts"),
+        ({"engine": "vllm", "model": "gpt-oss-120b"}, "pdsim does not model hybrid layouts"),
         ({"prefill__pp": 29}, "28 layers"),
     ],
 )

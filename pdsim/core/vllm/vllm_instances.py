@@ -72,6 +72,7 @@ class VllmPrefillInstance(PrefillInstance):
         self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
+        self._max_prompts_begun = limits.max_running_requests  # also with several pipeline stages
 
     @property
     def num_slots_sending(self) -> int:

@@ -16,7 +16,7 @@ from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, GpuSpec, load_transport
 from pdsim.system.memory import Layout, Role
-from pdsim.system.model import LatentAttention
+from pdsim.system.model import LatentAttention, ModelSpec
 from pdsim.system.transport import Path, Topology, Transport
 
 
@@ -75,6 +75,16 @@ def transport_of(section: str, name: str) -> Transport:
         raise ConfigError(f"{section}: {wrong}") from None
 
 
+NO_HYBRID_STAGES = (
+    "NixlConnector pulls no hybrid layouts from pipeline stages (0.33.0, nixl/base_worker.py:871); give 1"
+)
+
+
+def is_hybrid(model: ModelSpec) -> bool:
+    """True if layers of a model differ in which KV or state they keep."""
+    return model.state is not None or model.attention.window_tokens > 0
+
+
 def wire_of(scenario: Scenario) -> RankPairLayout:
     """How KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's number of ranks
     is a multiple of the other's.
@@ -84,6 +94,10 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
     if settings.pp > 1:  # stages send one to one, as prefill's stages to one decode stage
         whole = scenario.model_copy(update={"decode": settings.model_copy(update={"pp": 1})})
     prefill, decode = layout_of(scenario, "prefill"), layout_of(whole, "decode")
+    if scenario.engine == "vllm" and prefill.pp > 1 and is_hybrid(prefill.model):
+        pulls = scenario.network.transport.startswith("nixl") and not scenario.network.nixl_push
+        other = "pdsim does not model hybrid layouts of vLLM's pipeline stages; give 1"
+        raise ConfigError(f"prefill.pp: {prefill.pp}: {NO_HYBRID_STAGES if pulls else other}")
     found = wire(prefill, decode, scenario.page_size, engine.coalesces, scenario.engine)
     found = replace(found, pushes=engine.pushes, num_writers=found.num_writers // settings.pp)
     if scenario.engine == "vllm" and found.slices:

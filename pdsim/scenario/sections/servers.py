@@ -262,8 +262,8 @@ class PrefillSettings(ComputingSettings):
     """The prefill servers, which are all equal."""
 
     pp: int = Field(default=1, ge=1)
-    """Number of pipeline stages (--pp-size). Each stage has its share of the layers on its own tp GPUs. Simulation
-    only."""
+    """Number of pipeline stages (--pp-size; vLLM: --pipeline-parallel-size). Each stage has its share of the layers on
+    its own tp GPUs. Simulation only."""
     cp: int = Field(default=1, ge=1)
     """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
     Each group holds all KV of the prompt. cp divides tp. Simulation only."""
