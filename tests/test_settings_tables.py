@@ -38,6 +38,11 @@ def test_a_field_has_an_entry_and_its_bare_name_leads_to_it():
         entry("dcp")
 
 
+def test_an_empty_name_is_refused():
+    with pytest.raises(ConfigError, match="an empty name"):
+        entry("")
+
+
 def test_defaults_are_written_as_files_have_them():
     rows = {found.name: {row[-3]: row[-2] for row in found.rows} for found in entries() if "default" in found.columns}
     assert rows["network"]["message_latency"] == "50 us"

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -214,13 +213,19 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
             raise ConfigError(f"--gpu {gpu}: {wrong}") from None
         except ValueError:
             raise ConfigError(f"--gpu {gpu}: expected NAME=PRICE, such as h100=2.5") from None
-        if not 0 < found[name] < inf:
-            raise ConfigError(f"--gpu {gpu}: a price is above 0")
+        if not 0 < found[name] <= _MAX_PRICE:
+            raise ConfigError(f"--gpu {gpu}: a price is above 0 and at most {_MAX_PRICE:g}")
         if not equals:
             unpriced.append(name)
     if unpriced and len(found) > 1:
         raise ConfigError(f"--gpu {unpriced[0]}: several GPUs need a price each, such as {unpriced[0]}=2.5")
     return found
+
+
+_MAX_PRICE = 1e9
+"""Largest price of a GPU-hour. Prices of clusters must stay finite."""
+_LOAD = ("workload", "client", "seed")
+"""Fields whose values change the load, so that clusters would be judged by different loads."""
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
@@ -235,6 +240,8 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
         is_size = path.endswith((".tp", ".pp", ".cp", ".dcp", ".instances"))
         if is_size and not all(type(value) is int and value > 0 for value in values):
             raise ConfigError(f"--try {one}: expected whole numbers above 0")
+        if path.partition(".")[0] in _LOAD:
+            raise ConfigError(f"--try {one}: this field changes the load, and all clusters have one load: use --set")
         if path.endswith(".gpu"):
             raise ConfigError(f"--try {one}: GPUs have prices, and each role tries all of them: --gpu h100=2.5")
         found[path] = values

@@ -105,6 +105,8 @@ def entry(name: str) -> ReferenceEntry:
     for seam, title in COMPONENTS.items():
         if name in BUILT_IN[seam]:
             return ReferenceEntry(f"{title}: {name}", "", known[title].columns, _component(seam, name))
+    if not name:
+        raise ConfigError("an empty name; without a name, pdsim fields lists the sections")
     if fields := [f"{found.name}.{name}" for found in known.values() if any(row[0] == name for row in found.rows)]:
         raise ConfigError(f"{name!r} is the name of a field: say {' or '.join(fields)}")
     every = [*known, *(use for built_in in BUILT_IN.values() for use in built_in)]

@@ -197,5 +197,6 @@ def test_a_pool_without_room_for_a_requests_states_is_refused_before_the_run(num
     if num_blocks == 9:
         assert [found.outcome for found in run(one).records.requests] == ["finished"]
         return
-    with pytest.raises(ConfigError, match=f"aggregated.pool_tokens {num_blocks * BLOCK} an instance has room for 0"):
+    room = f"{num_blocks * BLOCK} an instance has room for 0 beside its states, which take pages of {6 * BLOCK} tokens"
+    with pytest.raises(ConfigError, match=room):
         run(one)

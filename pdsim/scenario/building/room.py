@@ -90,11 +90,13 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
     def require(sizes: list[int], role: Role, spare_tokens: int, what: str) -> None:
         pool = scenario.roles[role].pool_tokens or 0
-        if (most := max(sizes)) > (room := max(0, pool - spare_tokens - _state_tokens(scenario, role))):
+        states = _state_tokens(scenario, role)
+        if (most := max(sizes)) > (room := max(0, pool - spare_tokens - states)):
             request_id = requests[sizes.index(most)].request_id
+            beside = f" beside its states, which take pages of {states} tokens" if states else ""
             raise ConfigError(
                 f"request {request_id} {what} {most} tokens; with {role}.pool_tokens {pool} an instance has room for "
-                f"{room}: give it a larger GPU, tp, mem_fraction or pool_tokens, or leave the request out"
+                f"{room}{beside}: give it a larger GPU, tp, mem_fraction or pool_tokens, or leave the request out"
             )
 
     totals = [prompt + output for prompt, output in zip(prompts, outputs, strict=True)]

@@ -119,6 +119,8 @@ def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[st
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
     """The same scenario with the second trace (--check) as its workload. Its files are in a sub-folder of `folder`."""
+    if not trace.exists():
+        raise ConfigError(f"--check: no trace file {trace}")
     own_folder = folder / "check"
     own_folder.mkdir(exist_ok=True)
     return _base(path, AskOptions(trace=trace), slo, changes, own_folder)
