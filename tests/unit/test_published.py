@@ -392,3 +392,31 @@ def test_a_wrong_file_is_one_message_and_leaves_nothing(folder, text, complaint,
     assert not (folder / "config").exists()
     assert call("catalog", "show", "h1000") == 2
     assert "no entry 'h1000'" in capsys.readouterr().err
+
+
+VISION = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "spatial_merge_size": 2}
+VISION |= {"temporal_patch_size": 2, "out_hidden_size": 4096, "deepstack_visual_indexes": [8, 16, 24]}
+
+
+def test_an_encoder_is_read_as_the_catalog_has_it():
+    fields = json.loads(QWEN3) | {"vision_config": VISION}
+    found = build(ModelSpec, entry_of(fields, "a test"), name="mine")
+    assert found.encoder == load_model("qwen3-vl-8b").encoder
+    assert found.encoder.num_params == pytest.approx(0.576e9, rel=0.01)  # 8.77 B of Qwen3-VL-8B are 8.19 B and these
+    assert found.encoder.embedding_bytes == 2 * 4 * 4096
+    assert found.encoder.attention_flops(2) == 4 * found.encoder.attention_flops(1)
+
+
+def test_windows_of_an_encoder_limit_its_attention():
+    window = {"hidden_act": "silu", "window_size": 64, "fullatt_block_indexes": [7, 15]}
+    fields = json.loads(QWEN3) | {"vision_config": VISION | window}
+    found = build(ModelSpec, entry_of(fields, "a test"), name="mine").encoder
+    assert (found.num_mlp_matrices, found.num_window_layers, found.window_patches) == (3, 25, 16)
+    many = 1000
+    assert found.attention_flops(many) == 4 * 1152 * 4 * many * (2 * 4 * many + 25 * 16)
+
+
+@pytest.mark.parametrize("depth", ["27", 0, True])
+def test_a_wrong_size_of_an_encoder_is_named(depth):
+    with pytest.raises(EntryError, match=r"vision_config\.depth: expected a whole number from 1 on"):
+        entry_of(json.loads(QWEN3) | {"vision_config": VISION | {"depth": depth}}, "a test")

@@ -26,6 +26,7 @@ def layout(model, gpu, tp=1, kv_dtype="bf16"):
         ("qwen3-1.7b", 114_688),
         ("qwen3-4b", 147_456),
         ("qwen3-14b", 163_840),
+        ("qwen3-vl-8b", 147_456),
         ("qwen3-235b-a22b", 192_512),
         ("kimi-k2", 70_272),
         ("glm-4.5", 376_832),
