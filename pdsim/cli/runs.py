@@ -24,6 +24,7 @@ from pdsim.cli.command import (
     Seed,
     Set,
     Tornado,
+    ended_by_sigterm,
     out_at,
     print_json,
     profile_changes,
@@ -83,7 +84,7 @@ def run(
         raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
     own = set_ if seed is None else (*set_, f"seed={seed}")
     given = (*profile_changes(profile), *own)
-    with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
+    with ended_by_sigterm(), garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else _parsed(slo)
         ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
         finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted, keep=keep)

@@ -1,13 +1,12 @@
 """Commands on studies: ask, plan, sweep, serve."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -23,6 +22,7 @@ from pdsim.cli.command import (
     ProfileFiles,
     Set,
     Trace,
+    ended_by_sigterm,
     out_at,
     print_json,
     profile_changes,
@@ -86,26 +86,12 @@ def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
     can resume.
     """
     try:
-        with _ended_by_sigterm():
+        with ended_by_sigterm():
             yield
     except KeyboardInterrupt:
         goes_on = "; the same command goes on with what is missing" if is_kept else ""
         print(f"pdsim: {what}: interrupted{goes_on}", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
@@ -315,7 +301,7 @@ def serve(
     except ImportError:
         raise ConfigError("serve needs aiohttp, which is not installed: pip install 'pdsim[web]'") from None
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
-    with _ended_by_sigterm(), temporary_folder("pdsim-serve-") as folder:
+    with ended_by_sigterm(), temporary_folder("pdsim-serve-") as folder:
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
             board = Board(base, Work(Store(folder), engine), wanted, prices, num_requests)

@@ -268,8 +268,9 @@ def test_a_terminal_is_told_what_is_being_written(capsys, monkeypatch):
     assert capsys.readouterr().err == "\r\033[K"
 
 
-def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
-    """Ctrl-C in the middle: exit code 130, and a folder with the requests that had ended."""
+@pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path, kind):
+    """Ctrl-C or SIGTERM in the middle: exit code 130, and a folder with the requests that had ended."""
     out = tmp_path / "run"
     code = (
         "import signal, sys\n"
@@ -278,11 +279,11 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path):
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it\n"
         "send = ClientDriver.on_end\n"
         "def on_end(self, request_id):\n"
-        "    if request_id == 9: signal.raise_signal(signal.SIGINT)\n"
+        "    if request_id == 9: signal.raise_signal(signal.%s)\n"
         "    send(self, request_id)\n"
         "ClientDriver.on_end = on_end\n"
-        f"main(['run', {str(scenario)!r}, '--out', {str(out)!r}, '--json'])\n"
     )
+    code = code % kind + f"main(['run', {str(scenario)!r}, '--out', {str(out)!r}, '--json'])\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
