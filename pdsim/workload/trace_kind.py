@@ -13,7 +13,7 @@ READS = {
     "mooncake_trace": "Mooncake, AIPerf, Dynamo and its request traces, `pdsim export`: `input_length`, with or "
     "without `hash_ids`",
     "agentic_mooncake_trace": "DynoSim: `wait_for`",
-    "bailian_trace": "Qwen's of Bailian: `chat_id`",
+    "bailian_trace": "Qwen's traces of Bailian: `chat_id`",
     "azure_trace": "Azure: `ContextTokens`",
     "burstgpt_trace": "BurstGPT: `Request tokens`",
     "request_table": "records of AIPerf and inference-perf, Vidur, LLMServingSim, Splitwise, details of SGLang's and "

@@ -74,14 +74,14 @@ TOOLS = (
     Tool(
         "genai-bench",
         "one JSON per scenario and concurrency",
-        "seconds, or `_time_unit`; no ITL; token rates are left out where warm-up was",
+        "seconds, or `_time_unit`; no ITL; token rates are left out after a warm-up",
         lambda row: "aggregated_metrics" in row,
         reports.genai_bench,
     ),
     Tool(
         "DynoSim",
         "`--report-json` of `python -m dynamo.replay`",
-        "duration counts from time 0; with `token_gap`, that is ITL, and its ITL is TPOT",
+        "duration counts from time 0; `token_gap`, if there, is ITL, and DynoSim's ITL is TPOT",
         reports.is_dynosim,
         reports.dynosim,
     ),
