@@ -359,6 +359,13 @@ def test_a_wrong_field_of_an_aggregated_cluster(capsys, tmp_path, change, says):
     assert says in message(capsys, "run", path, "--set", change)
 
 
+def test_a_server_of_several_ranks_leads_to_its_own_first_rank(capsys, tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(AGGREGATED.replace("{gpu: h100}", "{gpu: h100, instances: 3, tp: 2, dp: 2}"))
+    said = message(capsys, "run", path, "--set", "faults=[{at: 1 s, kill: aggregated-1}]")
+    assert "no instance 'aggregated-1' (did you mean 'aggregated-1.dp0'?)" in said
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -163,7 +163,8 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
         links.append("shared")
 
     def missing(what: str, name: str, among: Sequence[str]) -> ConfigError:
-        return ConfigError(f"{what} {name!r}{did_you_mean(name, among)}; there are {', '.join(among)}")
+        ranks = [one for one in among if one.startswith(f"{name}.")]  # of the server that was named
+        return ConfigError(f"{what} {name!r}{did_you_mean(name, ranks[:1] or among)}; there are {', '.join(among)}")
 
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, Kill) and fault.kill not in instances:

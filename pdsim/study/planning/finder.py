@@ -49,7 +49,7 @@ class Finder:
 
     def find(self, speedups: Sequence[float] = ()) -> Plan:
         num, gpus = len(self._candidates), self._space.max_gpus
-        self._watch.report(f"{num:,} clusters of up to {gpus} GPUs; SLO: {self._trials.slo}")
+        self._watch.report(f"{counted(num, 'cluster')} of up to {counted(gpus, 'GPU')}; SLO: {self._trials.slo}")
         tried = search(self._candidates, Tries(self._tried_first, self._confirmed), self._seen)
         num_tried = len(tried)
         self._watch.report(f"{num_tried:,} of {num:,} clusters simulated; next: runs of the best")
