@@ -140,6 +140,13 @@ def test_a_wrong_file_is_named(folder, file, text, complaint):
         import_deployment([folder / "run.sh"])
 
 
+@pytest.mark.parametrize("share", ["0", "1.7", "nan"])
+def test_a_share_of_memory_is_at_most_one(folder, share):
+    (folder / "gen.yaml").write_text(f"kv_cache_config: {{free_gpu_memory_fraction: {share}}}\n")
+    with pytest.raises(InputError, match=r"free-gpu-memory-fraction .*: expected a number"):
+        import_deployment([folder / "run.sh"])
+
+
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [

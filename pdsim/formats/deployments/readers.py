@@ -103,6 +103,14 @@ def number_of(value: Value) -> float:
         raise ValueError("a number") from None
 
 
+def share_of(value: Value) -> float:
+    """The value as a share of a whole. Raises ValueError if it is none."""
+    found = number_of(value)
+    if not 0 < found <= 1:
+        raise ValueError("a number above 0 and at most 1")
+    return found
+
+
 def is_flag(found: bool) -> Callable[[Value], bool]:
     """Makes a converter for options without a value, or with true or false. found: the result for an option without a
     value or with true.
