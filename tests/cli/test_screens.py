@@ -46,6 +46,12 @@ def test_a_run_answers_first_and_says_how_sure_it_is(capsys):
     assert "decode_bootstrap" in output(capsys, "run", "one.yaml", "--details")
 
 
+def test_without_a_range_no_sentence_speaks_of_its_ends(capsys):
+    assert "The range goes from" in " ".join(output(capsys, "run", "one.yaml").split())
+    text = output(capsys, "run", "one.yaml", "--no-ranges")
+    assert "Confidence: low\n  Step times were not measured on a server, and there is no range." in text
+
+
 def test_a_verdict_that_chance_turns_says_so(capsys):
     """The limit lies within the band of repeated runs."""
     runs = [

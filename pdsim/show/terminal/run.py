@@ -85,7 +85,9 @@ def print_run(
         if details or not is_of_kernels(warning):
             print_command(console, f"warning: {name}: {warning}")
     console.print()
-    found = confidence_in_numbers(scenario) if examined is None else examined.confidence(scenario)
+    has_range = "interval" in summary["pdsim"]
+    in_numbers = confidence_in_numbers(scenario, has_range=has_range)
+    found = in_numbers if examined is None else examined.confidence(scenario)
     print_confidence(console, found, measure_of(scenario, summary))
     if note := range_note(summary):
         print_sentence(console, f"{note[0].upper()}{note[1:]}.")

@@ -50,11 +50,13 @@ def confidence(
     return Confidence("low", f"{NOT_MEASURED} {opposite} {where}. {instead}".rstrip())
 
 
-def confidence_in_numbers(scenario: Scenario) -> Confidence:
-    """Confidence in the numbers of a run for which the user gave no SLO."""
+def confidence_in_numbers(scenario: Scenario, *, has_range: bool = True) -> Confidence:
+    """Confidence in the numbers of a run for which the user gave no SLO. has_range: the ends of the range were
+    simulated, too.
+    """
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)
-    if scenario.uncertain:
+    if scenario.uncertain and has_range:
         return Confidence(
             "medium", f"{NOT_MEASURED} The range goes from the fastest to the slowest server that these times allow."
         )
