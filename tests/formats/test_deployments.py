@@ -9,7 +9,7 @@ from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import InputError
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, write_yaml
 
 
 def imported(tmp_path, name, text, *, is_built=True, **given):
@@ -426,3 +426,16 @@ def test_what_pdsim_does_not_model_of_lmcache_is_left_aside(tmp_path):
     text = "LMCACHE_USE_LAYERWISE=True vllm serve Qwen/Qwen3-8B --kv-transfer-config "
     text += """'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'\n"""
     assert any("LMCache's use_layerwise" in one for one in imported(tmp_path, "run.sh", text).aside)
+
+
+@pytest.mark.parametrize("replicas", ["many", "-3", "1.5", "true"])
+def test_replicas_that_are_no_count_are_refused(tmp_path, replicas):
+    container = {"name": "c", "image": "x", "command": ["vllm", "serve", "Qwen/Qwen3-8B"]}
+    spec = {
+        "replicas": replicas if replicas == "many" else json.loads(replicas),
+        "template": {"spec": {"containers": [container]}},
+    }
+    path = tmp_path / "pods.yaml"
+    write_yaml({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}, path)
+    with pytest.raises(InputError, match=r"pods\.yaml: replicas: expected a whole number of at least 0, found"):
+        import_deployment([path])

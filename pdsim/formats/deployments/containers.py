@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pdsim.inputs import InputError, shown
+
 _ROLES = ("prefill", "decode")
 _GPU_LABELS = ("pdsim/gpu", "nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
 _PARALLEL = {
@@ -162,6 +164,8 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
         value = found.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             changes[ours] = value
+        elif name == "replicas" and value is not None and not isinstance(value, dict | list):
+            raise InputError(f"replicas: expected a whole number of at least 0, found {shown(value)}")
     if isinstance(found.get("slices"), int):
         changes["slices"] = around.slices * found["slices"]
     if found.get("create") is False:

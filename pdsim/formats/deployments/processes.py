@@ -267,7 +267,11 @@ def _base(word: str) -> str:
 
 def _of_manifests(text: str, where: str) -> Iterator[Process]:
     for document in parse_yaml_documents(text, where):
-        for one in containers_of(document, where):
+        try:
+            containers = list(containers_of(document, where))
+        except InputError as wrong:
+            raise InputError(f"{where}: {wrong}") from None
+        for one in containers:
             words = [_of_kubernetes(word) for word in one.words]
             found = program_in(_with_variables(words, one.variables))
             if found is None and one.engine is not None:
