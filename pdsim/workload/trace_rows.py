@@ -201,10 +201,10 @@ class RowReader:
         if self._skipped:
             warn(f"{path}: requests that failed or warmed up the server are left out: {self._skipped}")
         if (num := self.images.num_images) and not self.trace.image_tokens:
-            warn(f"{path}: prompt lengths are assumed to include images; else set image_tokens: {num}")
+            warn(f"{path}: {num} images are assumed to be in prompt lengths; if not, set image_tokens (of one image)")
         if self._told_turns and self.trace.new_turns is None:
-            what = "have the lengths of new input" if self._has_new_turns else "have whole prompts"
-            warn(f"{path}: later turns begin with the conversation so far, and {what} (new_turns): {self._told_turns}")
+            what = "the lengths of new input" if self._has_new_turns else "the lengths of whole prompts"
+            warn(f"{path}: {self._told_turns} later turns continue their conversation, and have {what} (new_turns)")
 
     def _spec(self, number: int, line: Line) -> RequestSpec:
         if line.get("wait_for"):

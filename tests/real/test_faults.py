@@ -98,7 +98,7 @@ def test_without_health_a_lost_instance_ends_the_run(tmp_path):
 def test_damaged_kv_is_found(tmp_path):
     """Somebody else writes into decode's cache."""
     failure = clusters.run_scribbling(clusters.scenario(workload__num_requests=200))
-    assert "is damaged: heads" in failure
+    assert "is damaged: KV heads" in failure
 
 
 def test_clients_of_an_aggregated_cluster_give_up(tmp_path):

@@ -79,7 +79,7 @@ def test_every_kind_has_the_columns_that_calibrate_reads(tiny, tmp_path, capsys,
     told = capsys.readouterr().err.splitlines()
     left_out = [line for line in told if line.startswith("left out: ")]  # a busy machine may part a batch
     assert shapes(rows, "loop", "batch") == [] if left_out else [("2",)]
-    assert all(line.startswith("left out: loop of 2: a batch stayed") for line in left_out)
+    assert all(line.startswith("left out: decode loop, batch of 2: the batch stayed") for line in left_out)
     assert all(0 < float(row["rest_us"]) < float(row["time_us"]) for row in rows if row["kind"] == "loop")
     assert all(float(row["time_us"]) > 0 and row["device"] and row["command"] and row["date"] for row in rows)
     assert len(told) == len(rows) + len(left_out)

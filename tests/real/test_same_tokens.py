@@ -63,7 +63,12 @@ PATHS = {
     "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
     "windows that are kept whole": {"model": "tiny-mistral", "decode__radix_cache": True},
     "windows": {"model": "tiny-windows", "prefill__host_cache": "4 MB", "workload__input_tokens": LONG},
-    "windows, retractions": {"model": "tiny-windows", "workload__input_tokens": LONG, **RETRACTIONS},
+    "windows, retractions": {
+        "model": "tiny-windows",
+        **RETRACTIONS,
+        "workload__input_tokens": LONG,
+        "decode__pool_tokens": 340,
+    },
     "windows, TP2 to TP1, slices": {"model": "tiny-windows", "prefill__tp": 2},
     "windows, TP2 to TP1, staged": {"model": "tiny-windows", "prefill__tp": 2, "network__staging": STAGING},
     "windows, TP1 to TP2, pushed": {"model": "tiny-windows", "decode__tp": 2, "network__transport": "push"},

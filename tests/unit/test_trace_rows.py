@@ -183,7 +183,7 @@ def test_turns_without_ids_begin_with_what_was_said(tmp_path):
     assert (second.after, second.think_ns) == ((0,), 1_000_000_000)
     assert first.prompt.common_prefix(0, second.prompt, 0) == 300
     whole = lines(tmp_path / "whole.jsonl", turn("a", 300), turn("a", 400, delay=1000))
-    with pytest.warns(InputWarning, match="have whole prompts"):
+    with pytest.warns(InputWarning, match="have the lengths of whole prompts"):
         first, second = read(whole)
     assert len(second.prompt) == 400
     assert first.prompt.common_prefix(0, second.prompt, 0) == 300

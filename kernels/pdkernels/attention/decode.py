@@ -205,7 +205,7 @@ def paged_decode(
 
 
 def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> DecodeWorkspace:
-    """Returns a new workspace, divided over these lengths."""
+    """Returns a new workspace in which sequences of these lengths are divided into equal shares for the programs."""
     batch, query_heads, head_dim = query.shape
     workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
     workspace.divide(lengths)

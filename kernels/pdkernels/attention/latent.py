@@ -174,7 +174,7 @@ def _check_latent(
     batch, _, width = query.shape
     rotated = width - rank
     if rotated < 16 or rotated & (rotated - 1):
-        raise ValueError(f"a latent must have the width of two different powers of two from 16 on, not {width}")
+        raise ValueError(f"a latent must be as wide as the sum of two different powers of two from 16 on, not {width}")
     if latents.shape[1:] != (1, width) or not latents.is_contiguous():
         raise ValueError(f"query {list(query.shape)} does not fit latents {list(latents.shape)}")
     if query.stride()[1:] != (width, 1):

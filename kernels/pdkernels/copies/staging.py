@@ -13,7 +13,9 @@ _LARGEST_SPAN_BYTES = 16 << 30
 
 
 def staging_bytes(pool: Pool, tokens: int, heads: range | None = None) -> int:
-    """Returns the size of a request's staging span in bytes, over all slices or writers."""
+    """Returns the size in bytes of one request's staging span. The span holds the parts of all target ranks (gather's
+    `slices`) or of all source ranks (scatter's `writers`). heads: as for gather.
+    """
     moved = pool.layout.heads if heads is None else len(heads)
     return len(pool.planes) * tokens * moved * pool.layout.head_bytes
 

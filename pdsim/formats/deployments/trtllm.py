@@ -157,7 +157,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Parts of an orchestrator's file, stored as variables of its process, where `roles_of` finds them."""
+    """Returns what an orchestrator's file says besides servers' settings, as entries of Process.variables, which
+    roles_of reads: role by port, routing policy by role, and sections that pdsim leaves out.
+    """
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():
         servers = _section(config, section)

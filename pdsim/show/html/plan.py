@@ -80,7 +80,8 @@ def _prices(plan: Row) -> list[FigureBlock]:
         known = [(row, one) for row, one in found if one.value < float("inf")]
         if known:
             title = f"Price against {name}"
-            caption = "Clusters below the dashed line keep the limit. The solid line joins the cheapest by latency."
+            line = "The solid line joins those that are faster than every cheaper one."
+            caption = f"Clusters below the dashed line keep the limit. {line}"
             figure = _price_figure(plan, known)
             figures.append(FigureBlock(f"price-{place}", title, caption, figure, wide=False, narrow=True))
     return figures

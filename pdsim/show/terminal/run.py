@@ -55,7 +55,8 @@ _IN_STAGE = {
 }
 """For each stage: words for what a request does in it."""
 _KERNELS_ALONE = ": only kernels of "
-"""Words by which the warning is found that only kernels were measured. The text on confidence says so already."""
+"""Part of the warning that only kernels were measured, by which is_of_kernels recognises it. Without --details the
+warning is not printed, because the text on confidence says the same."""
 
 
 def print_run(

@@ -27,8 +27,8 @@ _LEAST_SHARE = 0.05
 
 
 def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: Iterable[StepRecord]) -> str:
-    """Returns one line about the costs of some roles' servers. servers: settings by role. steps: all steps of the
-    run.
+    """Returns a line for a warning: on what the step times of these servers rest if no server was measured (only
+    kernels, a roofline, or unknown). servers: settings by role. steps: all steps of the run.
     """
     costs = [scenario.cost.prefill if role == "prefill" else scenario.cost.decode for role in servers]
     names = " and ".join(dict.fromkeys(map(component_name, costs)))

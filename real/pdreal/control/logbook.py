@@ -147,7 +147,9 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def read_counted_steps(folder: Path) -> list[CountedStep]:
-    """Counted steps of all processes, by time."""
+    """Returns the expert counts of all steps that all processes logged, by end time: how many tokens each expert
+    computed.
+    """
     files = chain.from_iterable(_files(folder, "experts"))
     steps = [CountedStep.from_line(line) for path in files for line in _whole_lines(path)]
     return sorted(steps, key=lambda step: step.end_ns)

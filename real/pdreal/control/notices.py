@@ -62,7 +62,7 @@ class Settle(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The answer to Settle: requests of which the instance still holds something. Each of them is an error."""
+    """The answer to Settle. leak: says what the instance still holds of requests, which is an error. Empty: nothing."""
 
     instance_id: str
     leak: str

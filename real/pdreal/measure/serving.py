@@ -315,8 +315,8 @@ def _loop_rows(
         found = [run for run in runs if run[0].num_requests == batch_size]
         run = max(found, key=len, default=[])
         if len(run) < _LEAST_STEPS:
-            together = f"its batch was unchanged for {len(run)} steps, and {_LEAST_STEPS} are needed"
-            left_out(f"loop of {batch_size}: {together}; measure again on a quieter machine")
+            together = f"the batch stayed unchanged for {len(run)} steps in a row, and {_LEAST_STEPS} are needed"
+            left_out(f"decode loop, batch of {batch_size}: {together}; measure again on a quieter machine")
             continue
         num_periods = len(run) - 1
         periods_ns = run[-1].start_ns - run[0].start_ns

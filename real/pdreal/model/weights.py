@@ -204,7 +204,8 @@ def _each_head(low: Tensor, matrix: Tensor, num_heads: int) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class LatentWeights:
     into: Tensor
-    """Joined input matrices: [queries or their latent | latent | rotated key, hidden]."""
+    """Projections of the hidden state, joined to one matrix [outputs, hidden]. Outputs: the queries (or the latent that
+    queries are made from), then the KV latent, then the rotated part of the key."""
     query_norm: Tensor | None
     """Norm of the queries' latent. None: queries are not made from a latent."""
     query: Tensor | None

@@ -146,7 +146,9 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """Returns the scenario with real mode's own settings, not yet resolved. Raises ConfigError."""
+    """Returns the scenario with what real mode decides itself: kv_dtype, decode.retraction_backup, and health if there
+    are several hosts. Not yet resolved. Raises ConfigError if the scenario needs what works in simulation only.
+    """
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
