@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from sphinx.application import Sphinx
 
 INDEX = "docs/README"
+STUDIES = "experiments/README"
+"""The page of tables of all studies. The front page lists it and the studies beside each other."""
 
 
 def setup(app: Sphinx) -> None:
@@ -21,9 +23,9 @@ def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
     if page == app.config.root_doc:
         index = app.env.doc2path(INDEX).read_text(encoding="utf-8")
         studies = [name for name in pages if re.fullmatch("experiments/([^/]+/README|demo/TRACE)", name)]
-        trees = [("", [INDEX]), *_sections(index), ("Studies", studies)]
+        trees = [("", [INDEX]), *_sections(index), ("Studies", [STUDIES, *studies])]
         source[0] += "".join(_tree(caption, members) for caption, members in trees)
-    elif page.endswith("/README") and page != INDEX:
+    elif page.endswith("/README") and page not in (INDEX, STUDIES):
         folder = page.removesuffix("README")
         source[0] += _tree("", [name for name in pages if name.startswith(folder) and name != page])
 
