@@ -1,6 +1,7 @@
 """The scenario from which a question or a plan starts, with its load and its SLO."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from pdsim.study.points.tasks import shown
 from pdsim.study.verdict.slo import Slo
 from pdsim.workload.client import Client, ClosedLoop, warm_up_requests
 from pdsim.workload.request_spec import classes_of
-from pdsim.workload.trace_file import LONGEST_LINE, is_parquet, num_parquet_rows, open_trace
+from pdsim.workload.trace_file import LONGEST_LINE, InputWarning, is_parquet, num_parquet_rows, open_trace
 
 NUM_SEEDS = 3
 """Default number of runs of each candidate. Each run has another seed of random numbers."""
@@ -282,6 +283,7 @@ def base_of(
                 "`pdsim plan` compares it with clusters of prefill and decode instances"
             )
         own_aggregated = _with_changes(path, changes)["aggregated"]
+        _warn_of_settings_without_pair(path, own_aggregated)
         changes = (*changes, *(f"{field}={json.dumps(value)}" for field, value in _pair_of(own_aggregated).items()))
         scenario = load_scenario(path, changes)
     if hasattr(scenario.workload, "path"):
@@ -300,6 +302,18 @@ def _pair_of(aggregated: Changes) -> Changes:
         "prefill": {name: value for name, value in fields.items() if name in PrefillSettings.model_fields},
         "decode": {name: value for name, value in of_decode.items() if name in DecodeSettings.model_fields},
     }
+
+
+def _warn_of_settings_without_pair(path: Path, aggregated: Changes) -> None:
+    """Names the settings of aggregated servers that neither prefill nor decode servers have."""
+    known = PrefillSettings.model_fields.keys() | DecodeSettings.model_fields.keys()
+    if lost := [f"aggregated.{name}" for name in aggregated if name not in known]:
+        names = ", ".join(lost)
+        warnings.warn(
+            f"{path}: {names}: prefill and decode servers have no such setting, so the plan tries them without",
+            InputWarning,
+            stacklevel=2,
+        )
 
 
 def _with_changes(path: Path, changes: Sequence[str]) -> dict[str, Any]:

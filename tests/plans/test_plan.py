@@ -30,6 +30,7 @@ from pdsim.study.points.worker import compute
 from pdsim.study.space import Space, with_other_settings
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.slo import Slo
+from pdsim.workload.trace_file import InputWarning
 from tests.cli.test_commands import output
 
 SCENARIO = """\
@@ -134,6 +135,15 @@ def test_an_aggregated_cluster_is_compared_with_prefill_and_decode_instances(sce
     assert base.names("aggregated.max_running_requests")
     with pytest.raises(ConfigError, match="`pdsim plan` compares it"):
         base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
+    with pytest.warns(InputWarning, match=r"aggregated\.mixed_chunk: prefill and decode servers have no such setting"):
+        base_of(
+            scenario,
+            AskOptions(),
+            [*changes, "aggregated.mixed_chunk=true"],
+            folder=tmp_path,
+            starter={},
+            takes_aggregated=True,
+        )
 
 
 def test_prices_decide(scenario):

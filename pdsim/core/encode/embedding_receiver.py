@@ -1,8 +1,9 @@
 """The part of a language server that gives images to encode instances, and keeps a request until all its embeddings
 have arrived.
 
-state meaning left by waiting encode instances have the images EmbeddingsArrived for each part -> the request joins the
-server's queue, or Cancel, Abort
+state     meaning                                    left by
+waiting   encode instances have the images           EmbeddingsArrived for each part -> the request joins the queue
+                                                     Cancel, Abort -> the request is forgotten
 
 Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
 equal numbers, in the order of the prompt; what is left over goes to instances in random order (:2557,

@@ -1,7 +1,8 @@
 """Life of a part of a request's images in an encode instance.
 
-state meaning left by waiting EncodeImages came next_step -> EncodeStep, or SendEmbeddings at once if the cache has them
-encoding one forward encodes the parts of a batch on_step_done -> SendEmbeddings for each part
+state     meaning                                    left by
+waiting   EncodeImages has come                      next_step -> EncodeStep, or SendEmbeddings if the cache has them
+encoding  one forward encodes the parts of a batch   on_step_done -> SendEmbeddings for each part
 
 Source: SGLang 0.5.23, disaggregation/encoder/runtime.py:144, EncoderScheduler. A batch takes the parts that wait, up to
 a number of parts, as soon as the batch before has ended; it never waits for more. Embeddings are sent beside the next

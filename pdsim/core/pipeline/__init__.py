@@ -1,1 +1,1 @@
-"""Aggregated instances with pipeline stages, which run several micro-batches at once."""
+"""Decode and aggregated instances with pipeline stages, which run several micro-batches at once."""

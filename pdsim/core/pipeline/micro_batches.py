@@ -46,6 +46,10 @@ class MicroBatches(Generic[RequestT]):
     def requests(self) -> list[RequestT]:
         return [request for batch in self.batches for request in batch.requests()]
 
+    def requests_beside(self, batch: RunningBatch[RequestT]) -> list[RequestT]:
+        """Returns the running requests of all micro-batches but this one."""
+        return [request for other in self.batches if other is not batch for request in other.requests()]
+
     def of(self, request_id: int) -> RunningBatch[RequestT] | None:
         """Returns the micro-batch of a running request. None: the request does not run."""
         return next((batch for batch in self.batches if batch.has(request_id)), None)

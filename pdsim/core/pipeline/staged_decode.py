@@ -56,8 +56,7 @@ class StagedDecodeInstance(DecodeInstance):
         return super().on_step_done(step, result, now_ns)
 
     def holding(self) -> list[DecodeRequest | Returning]:
-        others = [batch for batch in self.micro.batches if batch is not self.batch]
-        return [*super().holding(), *[request for batch in others for request in batch.requests()]]
+        return [*super().holding(), *self.micro.requests_beside(self.batch)]
 
     def levels(self) -> Levels:
         return super().levels()._replace(num_running=self.micro.num_requests)

@@ -189,8 +189,7 @@ class StagedVllmInstance(VllmDecodeInstance):
         return replace(step, chunks=tuple([chunk for chunk in step.chunks if chunk.request_id in self._builder.begun]))
 
     def holding(self) -> list[DecodeRequest | Returning]:
-        others = [batch for batch in self.micro.batches if batch is not self.batch]
-        return [*super().holding(), *[request for batch in others for request in batch.requests()]]
+        return [*super().holding(), *self.micro.requests_beside(self.batch)]
 
     def requests(self) -> list[int]:
         return [*super().requests(), *(late.request_id for late in self._late)]

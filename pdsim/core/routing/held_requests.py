@@ -34,7 +34,7 @@ class HeldRequests:
         self._instances.now_ns = now_ns
         self._num_entries += 1
         self._entries[arrival.request_id] = self._num_entries
-        rank = self._policy.rank(arrival, self._instances.offering)
+        rank = self._policy.rank(arrival, self._instances.offering())
         heappush(self._order, (rank, self._num_entries, arrival.request_id))
 
     def withdraw(self, request_id: int) -> None:
@@ -54,4 +54,4 @@ class HeldRequests:
         return request_id
 
     def _are_busy(self) -> bool:
-        return self._policy.all_busy(self._instances.offering, self._forward_tokens)
+        return self._policy.all_busy(self._instances.offering(), self._forward_tokens)

@@ -187,7 +187,6 @@ class RoleRouter:
         """Loads of the instances that accept new requests."""
         return [load for load in self.loads if load.instance_id not in self._down]
 
-    @property
     def offering(self) -> "RoleRouter":
         """This view, with the loads of the instances that accept new requests as its instances."""
         self.instances = self.offered if self._down else self.loads
