@@ -1,5 +1,6 @@
 """Times of bf16 all-reduces among the GPUs of a server, by message size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,30 @@ class AllReduces:
         """Time in ns of an all-gather or a reduce-scatter of the same activations, which moves half of the bytes."""
         gather = self._own if self._nccl is None else self._nccl.gather
         return gather.ns(num_tokens * self._token_ns / 2)
+
+
+class LayerSums:
+    """Times of the all-reduces that add up the outputs of an instance's layers, two per layer."""
+
+    def __init__(self, layout: Layout, all_reduces: Callable[..., AllReduces]) -> None:
+        """all_reduces: makes the all-reduces among num_gpus GPUs."""
+        experts = layout.model.experts
+        self._cp = layout.cp
+        self._num_own = 2 * layout.model.num_layers if layout.tp > 1 else 0
+        self._own = all_reduces(num_gpus=min(layout.tp, layout.gpus_per_domain))
+        """All-reduces among the GPUs of one group. Groups share the tokens of prompts."""
+        self._num_joint = 0 if experts is None or layout.cp == 1 else experts.num_layers
+        self._joint = all_reduces(num_gpus=layout.tp * layout.cp)
+        """All-reduces of experts' outputs among all groups."""
+
+    def ns(self, num_tokens: int, num_groups: int) -> float:
+        """Time in ns of all all-reduces of one forward. num_groups: number of groups that share its tokens; 1: each
+        group computes all tokens. Groups that share tokens gather the experts' outputs instead.
+        """
+        num_joint = 0 if num_groups == self._cp else self._num_joint
+        num_own = max(0, self._num_own - num_joint)
+        own_ns = num_own * self._own.ns(num_tokens / num_groups) if num_own else 0.0
+        return own_ns + num_joint * self._joint.ns(num_tokens) if num_joint else own_ns
 
 
 class RankSums:

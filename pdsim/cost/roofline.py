@@ -10,7 +10,7 @@ from pdsim.core.messages import PrefillStep
 from pdsim.cost.gathers import NO_GATHERS, Collectives
 from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
-from pdsim.cost.reductions import AllReduces, Nccl, RankSums
+from pdsim.cost.reductions import AllReduces, LayerSums, Nccl, RankSums
 from pdsim.system.memory import Layout
 from pdsim.system.model import Experts
 
@@ -25,7 +25,7 @@ _ROUNDS = 50
 class RooflineModel:
     def __init__(self, settings: "Roofline", layout: Layout, nccl: Nccl | None = None) -> None:
         """nccl: times of NCCL's collectives. None: all collectives are timed as the engine's all-reduces."""
-        spec, gpu, tp, num_ranks = layout.model, layout.gpu, layout.tp, layout.tp * layout.cp
+        spec, gpu, tp = layout.model, layout.gpu, layout.tp
         self._settings = settings
         self._spec = spec
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
@@ -37,8 +37,9 @@ class RooflineModel:
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""
         self._shared_bytes_read = spec.shared_bytes_read
-        self._matrix_flops = num_ranks * rate * settings.matrix_efficiency
-        self._attention_flops = num_ranks * gpu.flops_for("bf16") * settings.attention_efficiency
+        self._matrix_flops = tp * rate * settings.matrix_efficiency
+        """FLOP/s of one group of GPUs. The cp groups share the tokens of prompts."""
+        self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
         token_ns = 1e9 * layout.read_token_bytes / gpu.memory_bandwidth
@@ -51,13 +52,12 @@ class RooflineModel:
         reductions = partial(
             AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, nccl=nccl
         )
-        self._reductions = reductions(num_gpus=min(layout.tp, layout.gpus_per_domain))
+        self._reductions = LayerSums(layout, reductions)
         self._divides = layout.cp > 1 or layout.dcp > 1
         collectives = Collectives(layout, settings.all_reduce_ns, settings.link_efficiency)
         self._prompts = collectives.of_prompts()
         self._queries = collectives.of_queries()
         self._contexts = collectives.of_contexts()
-        self._num_reductions = 2 * spec.num_layers if tp > 1 else 0
         self._dp = layout.dp
         self._cp = layout.cp
         self._busiest = 1 + layout.expert_skew
@@ -80,14 +80,15 @@ class RooflineModel:
         )
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        num_tokens = step.num_tokens
+        num_tokens, num_groups = step.num_tokens, self._num_sharing(step)
         shared = num_tokens if expert_tokens is None else expert_tokens
         routed = shared * self._busiest
-        work_ns = self._matrices_ns(num_tokens, routed) + self._attention_ns(step) + self._reductions_ns(num_tokens)
+        work_ns = self._matrices_ns(num_tokens, routed, num_groups) + self._attention_ns(step, num_groups)
+        work_ns += self._reductions.ns(num_tokens, num_groups)
         if self._sums is not None:
             work_ns += self._sums.prefill_ns(shared)
         if self._divides:
-            work_ns += self._gathering_ns(step)
+            work_ns += self._gathering_ns(step, num_groups)
         if self._experts is not None:
             work_ns += self._experts.ns(routed)
         if self._between_hosts is not None:
@@ -95,29 +96,37 @@ class RooflineModel:
         return round(max(work_ns, self._launch_ns) + self._overhead_ns(step))
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        num_tokens = step.num_tokens
+        num_tokens, num_groups = step.num_tokens, self._num_sharing(step)
         routed = num_tokens * self._busiest
         work = {
-            "matrices": self._matrices_ns(num_tokens, routed),
+            "matrices": self._matrices_ns(num_tokens, routed, num_groups),
             **self._expert_terms(routed),
-            "attention": self._attention_ns(step),
-            "all-reduce": self._reductions_ns(num_tokens),
+            "attention": self._attention_ns(step, num_groups),
+            "all-reduce": self._reductions.ns(num_tokens, num_groups),
         }
         if self._sums is not None:
             work["all-reduce"] += self._sums.prefill_ns(num_tokens)
         if self._divides:
-            work["gathering"] = self._gathering_ns(step)
+            work["gathering"] = self._gathering_ns(step, num_groups)
         if self._between_hosts is not None:
             work["between hosts"] = self._between_hosts.prefill_ns(num_tokens, routed, sum(work.values()))
         beyond_ns = max(0.0, self._launch_ns - sum(work.values()))
         return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
 
-    def _attention_ns(self, step: PrefillStep) -> float:
+    def _num_sharing(self, step: PrefillStep) -> int:
+        """Number of groups that share the tokens of a forward. 1: each group computes all tokens, because the forward
+        also decodes, or has a chunk of fewer than 2 cp tokens (SGLang 0.5.23, layers/cp/zigzag.py:109).
+        """
+        if self._cp == 1 or step.num_decode_tokens:
+            return 1
+        return self._cp if min([chunk.num_tokens for chunk in step.chunks]) >= 2 * self._cp else 1
+
+    def _attention_ns(self, step: PrefillStep, num_groups: int) -> float:
         pairs = sum(map(attended_pairs, step.chunks))
         if self._window_share:
             nearby = sum([window_pairs(chunk, self._window_tokens) for chunk in step.chunks])
             pairs += self._window_share * (nearby - pairs)
-        return 1e9 * self._spec.attention.flops_per_pair * pairs / self._attention_flops
+        return 1e9 * self._spec.attention.flops_per_pair * pairs / (self._attention_flops * num_groups)
 
     def _overhead_ns(self, step: PrefillStep) -> float:
         return self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
@@ -130,9 +139,9 @@ class RooflineModel:
         shared = num_requests if expert_tokens is None else expert_tokens
         routed = shared * self._busiest
         terms = {
-            "matrices": self._matrices_ns(num_requests, routed),
+            "matrices": self._matrices_ns(num_requests, routed, 1),
             **self._expert_terms(routed),
-            "all-reduce": self._reductions_ns(num_requests),
+            "all-reduce": self._reductions.ns(num_requests, 1),
             "state": num_requests * self._state_ns,
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
@@ -145,9 +154,10 @@ class RooflineModel:
             terms["between hosts"] = self._between_hosts.decode_ns(num_requests, routed, sum(terms.values()))
         return terms
 
-    def _matrices_ns(self, num_tokens: int, routed: float) -> float:
-        operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (routed - num_tokens)
-        compute = operations / self._matrix_flops
+    def _matrices_ns(self, num_tokens: int, routed: float, num_groups: int) -> float:
+        computed = routed * num_groups / self._cp  # all groups share the experts
+        operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (computed - num_tokens)
+        compute = operations / (self._matrix_flops * num_groups)
         expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / (self._dp * self._cp)
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns + routed * self._exchange_token_ns
@@ -155,19 +165,18 @@ class RooflineModel:
     def _expert_terms(self, num_tokens: float) -> Terms:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
-    def _reductions_ns(self, num_tokens: int) -> float:
-        return self._num_reductions * self._reductions.ns(num_tokens / self._cp) if self._num_reductions else 0.0
-
-    def _gathering_ns(self, step: PrefillStep) -> float:
+    def _gathering_ns(self, step: PrefillStep, num_groups: int) -> float:
         """Time in ns of a forward's gathers. With divided latent KV, the contexts are gathered. With other divided KV,
-        the queries of prompts with a context are gathered.
+        the queries of prompts with a context are gathered. Groups that share a forward gather keys, values and hidden
+        states.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens
         if self._contexts is NO_GATHERS:
             merged += sum([chunk.num_tokens for chunk in contexts])
         context_ns = self._contexts.ns(sum([chunk.num_context_tokens for chunk in contexts]))
-        return self._prompts.ns(step.num_tokens) + self._queries.ns(merged) + context_ns
+        prompts_ns = self._prompts.ns(step.num_tokens) if num_groups > 1 else 0.0
+        return prompts_ns + self._queries.ns(merged) + context_ns
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
         """Time in ns per token and layer of the bytes that go to the GPUs of its experts in fp8, and come back in bf16.

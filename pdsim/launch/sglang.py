@@ -151,7 +151,7 @@ _SAID = (
     *("*.prefill_max_requests", "*.stream_interval"),
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness", "aggregated.mixed_chunk"),
-    *("*.dcp", "*.pp", "prefill.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
+    *("*.dcp", "*.pp", "*.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
     "decode.polling_interval",
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
@@ -347,6 +347,9 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         if isinstance(servers.policy, ShortestPromptFirst):
             made.notes.append("policy: shortest_prompt_first: SGLang sorts by uncached tokens, without patience")
         flags += [
+            ("enable-prefill-cp", servers.cp > 1),
+            ("cp-strategy", "zigzag" if servers.cp > 1 else None),
+            ("attn-cp-size", servers.cp if servers.cp > 1 else None),
             ("chunked-prefill-size", servers.chunked_prefill_tokens or -1),
             ("max-prefill-tokens", servers.max_prefill_tokens),
             *([("prefill-max-requests", limit)] if (limit := servers.prefill_max_requests) is not None else []),
@@ -400,9 +403,6 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
             ("disaggregation-mode", "prefill"),
             *flags,
             ("enable-dynamic-chunking", servers.dynamic_chunks),
-            ("enable-prefill-cp", servers.cp > 1),
-            ("cp-strategy", "zigzag" if servers.cp > 1 else None),
-            ("attn-cp-size", servers.cp if servers.cp > 1 else None),
             ("optimistic-prefill-attempts", servers.optimistic_attempts or None),
         ]
     assert isinstance(servers, DecodeSettings)

@@ -112,7 +112,7 @@ SERVER_RULES: dict[str, Rule] = {
     "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
     "*.preemption": one_of(VICTIMS, "vLLM"),
-    "prefill.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
+    "*.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
     "prefill.pp": _stages,
     "decode.pp": "pdsim models no pipeline stages of vLLM's decode, and NixlConnector refuses them; give 1",
     "prefill.layer_groups": "NixlConnector and MooncakeConnector send KV when the prompt is computed; give 0",

@@ -35,7 +35,6 @@ _DIVIDING_BACKENDS = {
 _ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 NOT_MODELLED = {
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
-    "aggregated.cp": "pdsim shares the tokens of prompts on prefill servers only; leave it out",
     "prefill.dcp": (
         "pdsim divides KV on decode and aggregated servers only; on prefill servers it usually makes nothing faster "
         "(SGLang 0.5.23, arg_groups/pd_disaggregation_hook.py:57)"
@@ -152,8 +151,9 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return f"{role}.load_balance_method: {servers.load_balance_method} is a setting of SGLang; leave it out"
     if prefill is not None and prefill.dynamic_chunks:
         return "prefill.dynamic_chunks is a setting of SGLang; leave it out"
-    if prefill is not None and prefill.cp > 1:
-        return f"prefill.cp: {prefill.cp}: pdsim does not model vLLM's context parallelism; leave it out"
+    for role, servers in scenario.roles.items():
+        if servers.split.cp > 1:
+            return f"{role}.cp: {servers.split.cp}: pdsim does not model vLLM's context parallelism; leave it out"
     if decode is not None and decode.allocation != "prefill_complete":
         return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
     if decode is not None and decode.speculative_draft_tokens is not None:
@@ -307,6 +307,23 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     return ""
 
 
+def _of_shared_prompts(scenario: "Scenario") -> str:
+    """Says which setting an aggregated server with context parallelism does not have. Empty: none."""
+    servers = scenario.aggregated
+    if servers is None or servers.cp == 1:
+        return ""
+    where = f"aggregated.cp {servers.cp}"
+    if servers.dcp > 1:
+        return f"{where}: SGLang refuses it with aggregated.dcp (0.5.23, arg_groups/parallel_hook.py:249)"
+    beside = {
+        "aggregated.dp": servers.dp > 1,
+        "aggregated.pp": servers.pp > 1,
+        "aggregated.host_cache": servers.host_cache is not None,
+    }
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+
+
 def _of_encoding(scenario: "Scenario") -> str:
     """Says what pdsim does not model beside encode instances. Empty: nothing."""
     if scenario.encode is None:
@@ -320,6 +337,7 @@ def _of_encoding(scenario: "Scenario") -> str:
         "prefill.pp": prefill is not None and prefill.pp > 1,
         "prefill.cp": prefill is not None and prefill.cp > 1,
         "aggregated.pp": scenario.aggregated is not None and scenario.aggregated.pp > 1,
+        "aggregated.cp": scenario.aggregated is not None and scenario.aggregated.cp > 1,
         "decode.returns_kv": decode is not None and decode.returns_kv,
         "elastic": scenario.elastic is not None,
         "faults": bool(scenario.faults),
@@ -414,6 +432,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_counts,
     _of_returned_kv,
     _of_split_prefill,
+    _of_shared_prompts,
     _of_stages,
     _of_divided_kv,
     _of_encoding,

@@ -327,7 +327,7 @@ class Scenario(Section):
             dp=(prefill.dp, decode.dp),
             ep=(prefill.resolved_ep, decode.resolved_ep),
             pp=self.servers[0].split.pp,
-            cp=1 if self.prefill is None else self.prefill.cp,
+            cp=self.servers[0].split.cp,
             dcp=self.servers[1].dcp,
         )
 

@@ -21,7 +21,7 @@ from pdsim.system.model import LatentAttention
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 """Roles of a cluster, by their number. 1: aggregated. 2: prefill and decode."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
-SPLITS = {"prefill": ("pp", "cp"), "decode": ("pp", "dcp"), "aggregated": ("pp", "dcp")}
+SPLITS = {"prefill": ("pp", "cp"), "decode": ("pp", "dcp"), "aggregated": ("pp", "cp", "dcp")}
 """Parallel sizes of a server besides tp, by role."""
 _OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
 """Scenario fields in which clusters differ in every plan. The user can ask to try further fields."""

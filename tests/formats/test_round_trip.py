@@ -80,6 +80,8 @@ def clusters(draw, fields, engine):
         data[role] |= {"dp": dp} if dp > 1 else {}
         if model == LATENT and role != "prefill" and not {"host_cache"} & given_fields.keys():
             data[role]["dcp"] = draw(st.sampled_from([1, tp]))
+        if model == DENSE and engine == "sglang" and role != "decode" and not {"host_cache"} & given_fields.keys():
+            data[role]["cp"] = draw(st.sampled_from([1, tp]))
         if model == MOE and draw(st.booleans()) and tp > 1:
             data[role]["ep"] = draw(st.sampled_from([1, tp]))
     if len(roles) > 1:

@@ -212,6 +212,7 @@ AGGREGATED = {
     "long_prefill_adaptive": [],
     "dcp": [],
     "pp": [],
+    "cp": [],
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
     "mixed_chunk": ["true"],

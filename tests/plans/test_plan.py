@@ -516,6 +516,13 @@ def test_prefill_has_the_stages_and_groups_that_are_tried_else_its_own(scenario,
     assert all(one.price_per_h == one.num_gpus for one in pairs)
 
 
+def test_aggregated_servers_share_prompts_as_tried(scenario, tmp_path):
+    base = base_of(scenario, AskOptions(), [], folder=tmp_path, starter={})
+    found = [one for one in Space({"h100": 1.0}, 4, {"aggregated.cp": [1, 2]}).candidates(base) if one.is_aggregated]
+    assert {(one.servers[0].split.tp, one.servers[0].split.cp) for one in found} >= {(2, 2), (4, 2), (4, 1)}
+    assert all(("CP2" in one.label) == (one.servers[0].split.cp == 2) for one in found)
+
+
 def test_decode_divides_kv_as_tried(scenario, tmp_path):
     base = base_of(scenario, AskOptions(), ["model=moonlight-16b-a3b"], folder=tmp_path, starter={})
     tried = {"decode.dcp": [1, 2], "aggregated.dcp": [4]}

@@ -213,6 +213,9 @@ class ServerSettings(Section):
 class ComputingSettings(ServerSettings):
     """Servers that compute prompts."""
 
+    cp: int = Field(default=1, ge=1)
+    """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
+    Each group holds all KV of the prompt, and computes all decode steps. cp divides tp. Simulation only."""
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: by
     the GPU's memory. 0 or -1: no chunking.
@@ -264,9 +267,6 @@ class PrefillSettings(ComputingSettings):
     pp: int = Field(default=1, ge=1)
     """Number of pipeline stages (--pp-size; vLLM: --pipeline-parallel-size). Each stage has its share of the layers on
     its own tp GPUs. Simulation only."""
-    cp: int = Field(default=1, ge=1)
-    """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
-    Each group holds all KV of the prompt. cp divides tp. Simulation only."""
     dynamic_chunks: bool = False
     """True, with pp > 1: later chunks of a prompt are smaller, so that each chunk takes about as long as the first
     (--enable-dynamic-chunking).
@@ -359,6 +359,10 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     chunked_prefill_tokens."""
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
+
+    @property
+    def split(self) -> Split:
+        return Split(self.tp, self.pp, self.cp, self.dcp)
 
 
 class Pair(NamedTuple):
