@@ -1,7 +1,8 @@
-"""CPU time of simulations with the default cost model, relative to the roofline: python bench/costs.py
+"""Compares the CPU time of simulations with the default cost model and with the roofline: python bench/costs.py
 
 One process simulates each scenario with both cost models in turn, and takes the best of four runs without start-up.
-Golden scenarios, the load of experiments/speed, shared prefixes that attention reads in waves, and models of experts.
+The scenarios are golden ones, the load of experiments/speed, shared prefixes that attention reads in waves, and models
+with experts.
 """
 
 from collections.abc import Iterator

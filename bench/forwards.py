@@ -1,7 +1,8 @@
-"""Times of real mode's forwards beside their lower bounds: python bench/forwards.py [--model qwen3-8b --measure]
+"""Compares times of real mode's forwards with other times: python bench/forwards.py [--model qwen3-8b --measure]
 
-A decode step of 32 requests with 1,100 tokens each, over the time in which memory brings what it must read; and the
-forward of one prompt, over SGLang's. Without --measure, which needs the GPU, times are those of kernels/measured.
+A decode step of 32 requests with 1,100 tokens each is compared with the time in which the GPU reads weights and KV from
+memory, and the forward of one prompt with SGLang's. Without --measure, which needs the GPU, times are those of
+kernels/measured.
 """
 
 import argparse
@@ -34,8 +35,9 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def floor_ms(model: str, gpu: str) -> float:
-    """Returns the time in ms in which memory brings weights and KV once. With experts: the weights of those that evenly
-    distributed choices reach."""
+    """Returns the time in ms in which the GPU reads weights and KV from memory once. For a model with experts, only the
+    weights of experts that some token chooses count, if choices are evenly distributed.
+    """
     layout = Layout(model=load_model(model), gpu=load_gpu(gpu), tp=1, kv_dtype="bf16")
     line = BOUND.model(layout).decode_line(BATCH)
     per_token = line.per_context_token + line.per_distinct_token

@@ -1,8 +1,8 @@
-"""Growth of the cost of a simulated request: python bench/growth.py
+"""Measures how the cost of simulating one request grows with the run: python bench/growth.py
 
-With instances, context, concurrency and prefixes, one at a time, around the load of experiments/speed. CPU time of
-building, running and summing up, best of two, without garbage collection, as in commands. The exponent is that of the
-cost of a request, from the first size on: 0 is a cost that does not grow.
+The number of instances, the context, the concurrency and the prefixes grow one at a time, starting from the load of
+experiments/speed. The cost is the CPU time of building, running and summing up, the best of two runs, without garbage
+collection, as in commands. For each, the exponent of the growth is printed; 0: the cost does not grow.
 """
 
 import gc

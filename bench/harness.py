@@ -1,6 +1,8 @@
-"""Time that real mode adds to a decode step: python bench/harness.py --model qwen3-8b --device cuda --dtype bfloat16
+"""Measures the time that real mode adds to a decode step:
+python bench/harness.py --model qwen3-8b --device cuda --dtype bfloat16
 
-The period of an instance's decode steps, while its batch stays the same, beside that step alone in the same process.
+Prints the time from step to step of an instance whose batch stays the same, and the time of the same step alone in the
+same process.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Size of the house: python bench/house.py [REVISION ...]
+"""Measures the size of the code: python bench/house.py [REVISION ...]
 
-Prints files, lines, settings, flags, repeated class names, docstrings that begin with a preposition, import depth,
-imports against the layers, circles of imports, sizes of folders, files and functions, the files that one plain
-request visits, and words, for this working tree and for each revision given beside it:
+Prints the numbers of files, lines, settings, flags, repeated class names and words; the docstrings that begin with a
+preposition; import depth, imports against the layers and circles of imports; sizes of folders, files and functions; and
+the files that one plain request visits. Prints them for this working tree and for each given revision, so that
 `python bench/house.py 3f8fab7` shows before and after.
 """
 
@@ -61,7 +61,9 @@ few, some = visits(10)
 many, more = visits(30)
 print(json.dumps({"moves": (many - few) / 20, "files": sum(more[name] - some[name] >= 20 for name in more)}))
 """
-"""The difference between two runs leaves out work that is done once. A file counts if every request enters it."""
+"""Script that counts the files that one plain request visits. The difference between two runs leaves out work that is
+done once per run. A file counts if every request enters it.
+"""
 
 
 GENERATED_PAGES = {"docs/accuracy.md", "docs/fields.md"}
@@ -119,7 +121,7 @@ def num_lines(paths: list[Path]) -> int:
 
 
 def imports(root: Path) -> dict[str, set[str]]:
-    """Returns, for each module, the modules of pdsim that it imports when it is loaded."""
+    """Returns, for each module, the modules of pdsim that are imported when this module is loaded."""
     modules = {}
     for path in python_files(root / "pdsim"):
         name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -195,19 +197,19 @@ def circles(graph: Mapping[str, set[str]]) -> list[set[str]]:
 
 
 def folder_sizes(root: Path) -> Counter[str]:
-    """Returns the number of Python files by folder, of all three packages."""
+    """Returns the number of Python files in each folder of pdsim, pdreal and pdkernels."""
     files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
     return Counter(path.parent.relative_to(root).as_posix() for path in files)
 
 
 def file_lengths(root: Path) -> Counter[str]:
-    """Returns the number of lines by file, of all three packages."""
+    """Returns the number of lines of each file of pdsim, pdreal and pdkernels."""
     files = [path for folder in PACKAGES.values() for path in python_files(root / folder)]
     return Counter({path.relative_to(root).as_posix(): num_lines([path]) for path in files})
 
 
 def function_lengths(root: Path) -> Counter[str]:
-    """Returns the number of lines by function, of all three packages."""
+    """Returns the number of lines of each function of pdsim, pdreal and pdkernels."""
     found: Counter[str] = Counter()
     for name in file_lengths(root):
         for node in ast.walk(ast.parse((root / name).read_text())):
@@ -231,7 +233,7 @@ def depth(graph: Mapping[str, set[str]]) -> int:
 
 
 def settings(schema: Path) -> tuple[int, int]:
-    """Returns the fields and sections of a scenario or sweep file, without those of faults."""
+    """Returns the number of fields and the number of sections in a JSON schema, without those of faults."""
     content = json.loads(schema.read_text())
     sections = [content, *content.get("$defs", {}).values()]
     sizes = [len(section["properties"]) for section in sections if "properties" in section]
@@ -239,8 +241,8 @@ def settings(schema: Path) -> tuple[int, int]:
 
 
 def num_words(root: Path, tracked: list[str]) -> int:
-    """Words that people write in README and docs, without generated pages and printed output (blocks of text). Bars and
-    rules of tables are no words.
+    """Number of words that people wrote in README and docs. Generated pages, printed output (code blocks), and the bars
+    and rules of tables do not count.
     """
     pages = [name for name in tracked if name == "README.md" or re.fullmatch(r"docs/.*\.md", name)]
     pages = [name for name in pages if name not in GENERATED_PAGES]
@@ -255,7 +257,7 @@ def parsed(root: Path) -> list[ast.Module]:
 
 
 def num_repeated_names(trees: list[ast.Module]) -> int:
-    """Returns the class names that two or more classes of pdsim have."""
+    """Returns the number of class names that several classes of pdsim have."""
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     return sum(count > 1 for count in names.values())
 
@@ -273,7 +275,7 @@ def percent_prepositions(trees: list[ast.Module]) -> float:
 
 
 def output(script: str, root: Path) -> Any:
-    """Runs a script with the packages of that tree. Returns the JSON that the script prints."""
+    """Runs a Python script that imports the packages of the tree `root`. Returns the JSON that the script prints."""
     paths = ":".join(str(root / folder) for folder in (".", "real", "kernels"))
     command = [sys.executable, "-c", script]
     environment = {"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}

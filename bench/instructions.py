@@ -1,7 +1,7 @@
-"""Instructions of a simulated request: python bench/instructions.py
+"""Counts the machine instructions of simulating one request: python bench/instructions.py
 
-The load of experiments/speed, 300 and 1,300 requests, counted by valgrind: the difference has no start-up in it, and
-does not depend on what else the machine does, but on the version of Python.
+valgrind counts the instructions of the load of experiments/speed with 300 and with 1,300 requests. The difference has
+no start-up in it. It does not depend on what else the machine does, but it depends on the version of Python.
 """
 
 import os
@@ -16,7 +16,7 @@ FEW, MANY = 300, 1_300
 
 
 def instructions(num_requests: int) -> int:
-    """Returns the number of instructions of the whole command."""
+    """Returns the number of instructions that the whole command executes for a load of `num_requests` requests."""
     change = f"workload.num_requests={num_requests}"
     count = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null"]
     run = [sys.executable, "-m", "pdsim", "run", str(SCENARIO), "--json", "--set", change]

@@ -1,7 +1,8 @@
-"""Time and memory of large runs, to see whether they grow linearly: python bench/large.py [REQUESTS ...]
+"""Measures time and memory of large runs, to see whether they grow linearly: python bench/large.py [REQUESTS ...]
 
-Runs experiments/speed/shared-prefixes.yaml with 100,000 and with 1,000,000 requests, or with as many as are given, each
-in a process of its own: CPU seconds and peak memory of the whole command, start-up and summary included.
+Runs experiments/speed/shared-prefixes.yaml with 100,000 and with 1,000,000 requests, or with the given numbers of
+requests, each in a process of its own. Prints CPU seconds and peak memory of the whole command, with start-up and
+summary.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory of a whole command, start-up included, as the operating system counts them."""
+"""Measures CPU seconds and peak memory of a whole command, with start-up, as the operating system counts them."""
 
 import os
 import subprocess
@@ -14,8 +14,9 @@ class Cost:
 
 
 def measure(command: list[str], repeats: int = 3) -> Cost:
-    """Runs the command several times. Returns the run with the least CPU time. If the command fails, exits with its
-    messages."""
+    """Runs a command `repeats` times. Returns the cost of the run with the least CPU time. If a run fails, prints its
+    messages and exits.
+    """
     return min((_once(command) for _ in range(repeats)), key=lambda cost: cost.cpu_s)
 
 

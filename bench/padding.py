@@ -1,5 +1,5 @@
-"""Experts that tokens choose in a padded forward, compared with a forward without padding: python bench/padding.py
---model qwen3-30b-a3b
+"""Compares the experts that tokens choose in a padded forward and in a forward without padding:
+python bench/padding.py --model qwen3-30b-a3b
 
 A padded forward runs other kernels, which round differently. If two experts have nearly equal scores, the router may
 then choose the other one. Each row counts the tokens whose experts differ in some layer, and how many of these had
@@ -28,15 +28,17 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 CASES = {"none": (0, 0, 0), "random": (512, 2048, 300)}
-"""Number of cached tokens before each prompt."""
+"""Cases by name: for each of the three prompts, the number of its cached tokens."""
 NEW = 70, 130, 60
 PAGE = 64
 Layers = list[tuple[Tensor, Tensor]]
-"""Scores and chosen experts of each layer."""
+"""For each layer: the router's scores, and the experts that it chose."""
 
 
 class Uncaptured(PrefillGraphs):
-    """The same kernels with the same padding, launched one by one, so that the router's scores can be read."""
+    """Prefill forwards with the kernels and the padding of PrefillGraphs, but launched one by one, so that the router's
+    scores can be read.
+    """
 
     def _capture(self) -> None:
         pass

@@ -1,12 +1,12 @@
-"""Speed of other simulators on the same trace, each in its own environment: python bench/peers.py [COMPILED] [REQUESTS]
+"""Compares the speed of other simulators on the same trace: python bench/peers.py [COMPILED] [REQUESTS]
 
 Installs ai-dynamo and ai-dynamo-runtime 1.6.1 (NVIDIA DynoSim: the Rust mocker and its offline replay) and sched-sim
-into .bench/, writes the load of experiments/speed as a trace with hash blocks of 16 tokens, which pdsim and DynoSim
-read, and prints the CPU seconds and the peak memory of each whole command, with start-up. COMPILED is a folder with a
-compiled pdsim. Rows "as typed" have what a user's command has: the default cost with its ranges, and a run folder.
-10,000 requests are run three times, of which the best counts; more than that once, and a million (a trace of 1 GB) by
-the compiled pdsim and DynoSim's vLLM alone. Models and timing differ between simulators; trace and number of requests
-do not. Peers that cannot be installed are named and left out.
+into .bench/, each in an environment of its own. Writes the load of experiments/speed as a trace with hash blocks of 16
+tokens, which pdsim and DynoSim read. Prints the CPU seconds and the peak memory of each whole command, with start-up.
+COMPILED is a folder with a compiled pdsim. Rows "as typed" have what a user's command has: the default cost with its
+ranges, and a run folder. Up to 10,000 requests are run three times, and the best run counts; more requests are run
+once; a million requests (a trace of 1 GB) only by the compiled pdsim and by DynoSim's vLLM. Models and timing differ
+between simulators; trace and number of requests do not. Peers that cannot be installed are named and left out.
 """
 
 import json
@@ -41,7 +41,9 @@ run_trace_replay([sys.argv[1]], prefill_engine_args=engine("prefill"), decode_en
 
 
 def environment(name: str, *installs: list[str]) -> Path | None:
-    """Makes a virtual environment with these pip calls, once. Returns its Python; None: pip failed."""
+    """Makes a virtual environment, unless an earlier command made it. installs: arguments of the calls of pip. Returns
+    the path of the environment's Python. None: pip failed.
+    """
     folder = HOME / name
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
@@ -59,7 +61,7 @@ def environment(name: str, *installs: list[str]) -> Path | None:
 
 
 def write_traces(num_requests: int) -> tuple[Path, Path]:
-    """Writes the load as a Mooncake trace, and in sched-sim's format."""
+    """Writes the load as a Mooncake trace and in sched-sim's format, and returns the paths of both files."""
     scenario = load_scenario(SCENARIO, [f"workload.num_requests={num_requests}"])
     streams = Streams(scenario.seed)
     specs = scenario.workload.requests(streams)

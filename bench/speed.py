@@ -1,7 +1,8 @@
-"""Speed of the simulator: python bench/speed.py [--large]
+"""Measures the speed of the simulator: python bench/speed.py [--large]
 
-The load of experiments/speed: 10,000 requests at 4/s, 1P1D. CPU seconds of the whole command, start-up and summary
-included, best of three; then many decode steps at once against single steps; with --large, 100,000 requests.
+Simulates the load of experiments/speed: 10,000 requests at 4/s on 1P1D. Prints CPU seconds of the whole command, with
+start-up and summary, best of three runs. Then compares many decode steps that are simulated at once with single steps.
+With --large, also simulates 100,000 requests.
 """
 
 import json

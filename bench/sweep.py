@@ -1,7 +1,7 @@
-"""CPU time of a point in a sweep, beside the same simulation alone: python bench/sweep.py [POINTS]
+"""Compares the CPU time of a point in a sweep with the same simulation alone: python bench/sweep.py [POINTS]
 
-Points of 200 requests of experiments/speed in one worker, start-up and the folder of the sweep included, against
-building, running and summing up the same points in one process.
+One worker of a sweep simulates points of 200 requests of experiments/speed; its time includes start-up and the folder
+of the sweep. One process builds, runs and sums up the same points without a sweep.
 """
 
 import sys
@@ -26,7 +26,7 @@ points:
 
 
 def points(num_points: int) -> list[tuple[str, int]]:
-    """Returns points with different rates and batch sizes."""
+    """Returns points that all differ: the request rate as text, and max_running_requests of decode."""
     every = product(range(16, 1 << 20), range(1, NUM_RATES + 1))
     return [(f"{rate}/s", max_running) for max_running, rate in islice(every, num_points)]
 

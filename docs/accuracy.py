@@ -1,12 +1,12 @@
 """Simulates every measured number of the studies and writes accuracy.csv: make accuracy
 
-A row is one metric of one arm, by what was known of the server:
+A row is one metric of one arm, predicted with one of three kinds of knowledge of the server:
 
-own rows      the study's own profile, where it has one; whether it was fitted to this very arm, `fitted` says
-its kernels   the default cost, where tables have kernels of the GPU
-neither       the default cost without kernels of the GPU, nor of those that are built alike
+own rows      The study's own profile, if it has one. The column `fitted` says whether it was fitted to this very arm.
+its kernels   The default cost, if its tables have kernels of the GPU.
+neither       The default cost without kernels of the GPU, and without those of GPUs that are built alike.
 
-Names of studies, as arguments, leave the rows of all others as they are. The largest study is left out unless named.
+With names of studies as arguments, only the rows of these studies change. The largest study is left out unless named.
 With --coverage nothing is simulated: docs/coverage.py judges the rows of the table.
 """
 
@@ -34,9 +34,11 @@ EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 TABLE = Path(__file__).with_name("accuracy.csv")
 KNOWN = ("own rows", "its kernels", "neither")
 LARGE = ("inferencex-dp",)
-"""Studies that take half an hour: they are simulated when they are named."""
+"""Studies that are simulated only if the user names them, because they take half an hour."""
 UNKNOWN_GPUS = ("layerwise-tcp", "staging-ring-gb200")
-"""Studies that do not say which GPU was measured, or measured transfers alone: of these the profile alone is tried."""
+"""Studies that do not say which GPU was measured, or that measured transfers only. They are simulated with their own
+profile only.
+"""
 TITLES = ("your own rows: a profile", "kernels of your GPU", "neither")
 README = EXPERIMENTS.parent / "README.md"
 MARKED = re.compile(r"(<!-- accuracy -->\n).*?(\n<!-- accuracy end -->)", re.DOTALL)
@@ -45,12 +47,12 @@ METRICS = {
     "TPOT": ("mean_tpot_ms", "median_tpot_ms", "mean_itl_ms"),
     "throughput": ("request_throughput", "output_throughput", "input_throughput"),
 }
-"""Fields of a summary by the metric that they stand for; the first that was measured counts."""
+"""For each metric: fields of a summary that may have it. The first field that the study measured counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A measured number, and what a simulation says of it."""
+    """A measured number, and a simulation's prediction with its range."""
 
     study: str
     arm: str
@@ -67,7 +69,7 @@ class Number:
     predicted: float
     low: float
     high: float
-    """The ends of the range; the prediction itself where its times are certain."""
+    """Largest value of the prediction's range. If the step times have no range: the prediction."""
 
     @property
     def error(self) -> float:
@@ -124,7 +126,7 @@ def _simulated(case: MeasuredCase, arm: MeasuredArm, scenario: Scenario, known: 
 
 
 def _layout(scenario: Scenario) -> str:
-    """Such as '2P TP4, 1D TP8 DP8'."""
+    """Text of a cluster's servers, such as '2P TP4, 1D TP8 DP8'."""
     parts = []
     for role, servers in scenario.roles.items():
         sizes = [f"TP{servers.tp}", *([f"DP{servers.dp}"] if servers.dp > 1 else [])]
@@ -164,7 +166,9 @@ def _written(value: Any) -> str:
 
 
 def coverage(found: Sequence[Number]) -> list[list[str]]:
-    """A row for each metric of each state of knowledge: numbers, share inside, half a range's width, error."""
+    """Rows of a table, one for each metric and each kind of row (own, kernels, neither): number of measured values,
+    share of them inside the predicted range, half the range's width, and error.
+    """
     rows = []
     for known in KNOWN:
         for metric in METRICS:
@@ -181,7 +185,7 @@ def coverage(found: Sequence[Number]) -> list[list[str]]:
 
 
 def in_three_rows(found: Sequence[Number]) -> str:
-    """The README's table: what each state of knowledge gives."""
+    """The README's table in Markdown, with a row for each kind of row: own, kernels, neither."""
     lines = ["| known of the server | TTFT | TPOT | throughput | inside the range |", "|---|---|---|---|---|"]
     for known, title in zip(KNOWN, TITLES, strict=True):
         kept = [one for one in found if one.known == known and not one.fitted]

@@ -1,4 +1,6 @@
-"""Adds all numbers of accuracy.csv to the page on accuracy, to be filtered in a browser: an extension of Sphinx."""
+"""An extension of Sphinx that adds all numbers of accuracy.csv to the page on accuracy. Readers filter the numbers in
+the browser.
+"""
 
 # ruff: noqa: INP001  an extension of Sphinx
 
@@ -27,7 +29,9 @@ def _add_numbers(_: "Sphinx", page: str, source: list[str]) -> None:
 
 
 def sections(numbers: list[Number]) -> str:
-    """A table of coverage, and a place that the script fills with filters, curves and rows."""
+    """Markdown with a table of coverage, and an empty element that accuracy_page.js fills with filters, curves and
+    rows.
+    """
     data = json.dumps([_row(number) for number in numbers]).replace("</", "<\\/")
     script = SCRIPT.read_text(encoding="utf-8")
     return (

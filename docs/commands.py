@@ -1,4 +1,4 @@
-"""Adds the text of --help of all commands to the page of commands on the site: an extension of Sphinx."""
+"""An extension of Sphinx that adds the text of --help of all commands to the page of commands."""
 
 # ruff: noqa: INP001  an extension of Sphinx
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PAGE = "docs/cli"
 SHARED_BY = 2
-"""Flags with the same text in this many commands or more are listed once."""
+"""Flags that have the same text in at least this many commands are listed once."""
 
 
 def setup(app: "Sphinx") -> None:
@@ -41,7 +41,9 @@ def reference() -> str:
 
 
 def _reference(app: App) -> str:
-    """Descriptions and flags. The list of commands repeats their descriptions, and usage repeats their names."""
+    """Markdown with the description and the flags of each command. Leaves out the usage and the list of commands, which
+    repeat names and descriptions.
+    """
     text = app.generate_docs(output_format="markdown", heading_level=2) + "\n"
     text = re.sub(r"^#+ Table of Contents\n.*?(?=^\*\*Commands)", "", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"^\*\*Commands\*\*:\n\n(?:\*.*\n)+\n", "", text, flags=re.MULTILINE)

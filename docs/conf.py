@@ -1,4 +1,4 @@
-"""Settings of Sphinx, which makes a site of the Markdown as it stands: make site."""
+"""Settings of Sphinx, which makes a site of the Markdown files: make site."""
 
 # ruff: noqa: INP001  a file of Sphinx
 

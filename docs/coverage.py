@@ -11,14 +11,15 @@ from pdsim.calibration.validate.case import find_cases
 from pdsim.metrics.summary_rows import table_of_markdown
 
 LIGHT = 8
-"""Closed loops of at most this number of clients are light loads."""
+"""A closed loop is a light load if it has at most this number of clients."""
 ASKED_LIGHT = 0.25
-"""Largest median error of TTFT that is accepted of light loads."""
+"""Largest accepted median of TTFT's relative errors under light loads."""
 
 
 def coverage_by(found: Sequence[Number], field: str) -> list[list[str]]:
-    """A row for each metric and value of a field, such as gpu, of numbers whose GPU's kernels were left out: numbers,
-    share inside, half a range's width.
+    """Rows of a table, one for each metric and each value of `field`, such as gpu. Only numbers that were predicted
+    without kernels of their GPU count. A row has the number of measured values, the share of them inside their ranges,
+    and half the ranges' width.
     """
     rows = []
     kept = [one for one in found if one.known == KNOWN[-1] and not one.fitted]
@@ -31,20 +32,22 @@ def coverage_by(found: Sequence[Number], field: str) -> list[list[str]]:
 
 
 def _inside(group: Sequence[Number]) -> list[str]:
-    """Numbers, share inside their ranges, and half a range's width."""
+    """Cells of a table: number of measured values, share of them inside their ranges, and half the ranges' width."""
     inside = sum(one.is_inside for one in group) / len(group)
     return [str(len(group)), f"{inside:.0%}", f"{median(one.half_width for one in group):.0%}"]
 
 
 def on_gpus(found: Sequence[Number]) -> list[list[str]]:
-    """A row for each metric, on GPUs whose kernels were measured and on GPUs that count as unmeasured."""
+    """Rows of a table, one for each metric: once for GPUs whose kernels were measured, and once for GPUs that count as
+    unmeasured.
+    """
     groups = [(known, metric) for known in KNOWN[1:] for metric in METRICS]
     return [[*group, *_inside([one for one in found if (one.known, one.metric) == group])] for group in groups]
 
 
 def light_loads(found: Sequence[Number]) -> Iterator[list[str]]:
-    """A row for each engine and front end: arms with light loads, and the median of TTFT's absolute errors, by what was
-    known of the server.
+    """Rows of a table, one for each engine and front end: number of arms with light loads, and median of TTFT's
+    absolute errors for each kind of row (own, kernels, neither).
     """
     front_ends = {(case.name, arm.name): arm.front_end for case in find_cases((), EXPERIMENTS) for arm in case.arms}
     light = [one for one in found if one.metric == "TTFT" and _num_clients(one) <= LIGHT and not one.fitted]
@@ -62,7 +65,7 @@ def light_loads(found: Sequence[Number]) -> Iterator[list[str]]:
 
 
 def _num_clients(number: Number) -> float:
-    """Number of clients of a closed loop; infinite for an open loop."""
+    """Number of clients of the arm's closed loop. Infinite for an open loop."""
     count, _, unit = number.load.partition(" ")
     return int(count) if unit == "clients" else float("inf")
 

@@ -1,4 +1,4 @@
-"""Adds what all fields of files mean to the page of fields on the site: an extension of Sphinx."""
+"""An extension of Sphinx that adds the meanings of all fields of files to the page of fields."""
 
 # ruff: noqa: INP001  an extension of Sphinx
 
@@ -24,7 +24,7 @@ def _add_fields(_: "Sphinx", page: str, source: list[str]) -> None:
 
 
 def reference() -> str:
-    """Sections and tables, each once: roles share some."""
+    """Markdown with the fields of all sections and tables. A section that several roles share is listed once."""
     shown: dict[str, str] = {}
     for entry in entries():
         shown.setdefault(_table(entry), f"\n## {entry.name}\n\n{_prose(entry.about)}\n\n")
@@ -37,7 +37,7 @@ def _table(entry: ReferenceEntry) -> str:
 
 
 def _prose(meaning: str) -> str:
-    """Flags as code: dashes would become others."""
+    """The text, with flags as code, because Sphinx would change their dashes."""
     return re.sub(r"(?<!\w)--[\w-]+", r"`\g<0>`", meaning)
 
 

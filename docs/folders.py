@@ -1,4 +1,6 @@
-"""Links to folders, on the site: to the folder's README, or to a page made here that lists its files."""
+"""An extension of Sphinx for links to folders. A link leads to the folder's README, or to a page that this module makes
+and that lists the folder's files.
+"""
 
 # ruff: noqa: INP001  an extension of Sphinx
 

@@ -36,7 +36,9 @@ def points(axes: Axes, chosen: list[Row], label: str, color: str) -> None:
 
 
 def shares(axes: Axes, measured: list[Row], side: str) -> None:
-    """Share of copy bandwidth against payload: every model, page size and target layout."""
+    """Draws the share of copy bandwidth over the payload, for every model, page size and target layout. side: gather or
+    scatter.
+    """
     for variant, label, color in (("sglang", "SGLang", "tab:orange"), ("fused", "pdkernels", "tab:blue")):
         points(axes, [r for r in measured if r["kernel"] == side and r["variant"] == variant], label, color)
     axes.set(
@@ -46,7 +48,7 @@ def shares(axes: Axes, measured: list[Row], side: str) -> None:
 
 
 def few_programs(axes: Axes, measured: list[Row]) -> None:
-    """Share of copy bandwidth against programs at a time."""
+    """Draws the share of copy bandwidth over the number of programs that run at a time."""
     for side, color in (("gather", "tab:blue"), ("scatter", "tab:green")):
         chosen = [r for r in measured if r["variant"] == "few_programs" and r["kernel"] == side]
         axes.plot([int(r["programs"]) for r in chosen], [share(r) for r in chosen], "o-", color=color, label=side, ms=4)
@@ -57,7 +59,9 @@ def few_programs(axes: Axes, measured: list[Row]) -> None:
 
 
 def peers(axes: Axes, measured: list[Row]) -> None:
-    """Time of one source rank's part at the target, by way of getting there."""
+    """Draws, for each way to a GPU beside this one, the time until the part of one source rank is in the target's
+    pages.
+    """
     labels = {"gather_copy_scatter": "gather, copy, scatter", "peer_copy": "copy alone", "fused": "push"}
     series: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in measured:

@@ -1,4 +1,6 @@
-"""The tree of pages beside every page of the site: sections of docs/README.md, then studies."""
+"""An extension of Sphinx that shows a tree of pages beside every page: the sections of docs/README.md, then the
+studies.
+"""
 
 # ruff: noqa: INP001  an extension of Sphinx
 
@@ -10,7 +12,7 @@ from sphinx.application import Sphinx
 
 INDEX = "docs/README"
 STUDIES = "experiments/README"
-"""The page of tables of all studies. The front page lists it and the studies beside each other."""
+"""The page with the tables of all studies. The front page lists this page on the same level as the studies."""
 
 
 def setup(app: Sphinx) -> None:
@@ -18,7 +20,9 @@ def setup(app: Sphinx) -> None:
 
 
 def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
-    """Adds the whole tree to the front page, and the pages of its folder to a folder's README."""
+    """Adds the whole tree to the front page, and to a folder's README the pages of that folder. source: a list with the
+    page's text, which is changed.
+    """
     pages = sorted(app.env.found_docs)
     if page == app.config.root_doc:
         index = app.env.doc2path(INDEX).read_text(encoding="utf-8")
@@ -31,7 +35,9 @@ def _add_tree(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _sections(index: str) -> Iterator[tuple[str, list[str]]]:
-    """Titles, and the pages that are linked as a whole: not at a heading."""
+    """Yields each section's title in the text `index`, with the pages that the section links. Links to headings do not
+    count.
+    """
     _, *parts = re.split(r"^## (.+)$", index, flags=re.MULTILINE)
     for title, text in zip(parts[::2], parts[1::2], strict=True):
         links = re.findall(r"\]\(([^)\s]+)\.md\)", text)

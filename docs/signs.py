@@ -34,7 +34,7 @@ VERDICTS = ("right", "wrong", "said unknown")
 
 
 class Sign(NamedTuple):
-    """A measured metric of two arms of a study that differ in one choice, and its predictions."""
+    """A metric of two arms that differ in one choice, with the measured values and the predictions."""
 
     choice: str
     before: Number
@@ -42,7 +42,7 @@ class Sign(NamedTuple):
 
     @property
     def measured(self) -> float:
-        """Relative change from the first arm to the second."""
+        """Relative change of the measured value from the first arm to the second."""
         return self.after.measured / self.before.measured - 1
 
     @property
@@ -50,7 +50,7 @@ class Sign(NamedTuple):
         return self.after.predicted / self.before.predicted - 1
 
     def verdict(self, is_known: Callable[["Sign"], bool]) -> str:
-        """One of VERDICTS."""
+        """One of VERDICTS. is_known: a rule, which says whether the prediction has a sign."""
         if not is_known(self):
             return "said unknown"
         return "right" if self.measured * self.predicted > 0 else "wrong"
@@ -74,7 +74,7 @@ RULES: Mapping[str, Callable[[Sign], bool]] = {
     "if it holds at both ends of the range": holds_at_both_ends,
     "if the two ranges do not overlap": ranges_are_apart,
 }
-"""When a prediction has a sign."""
+"""For each rule, by its name: a function that says whether a prediction has a sign."""
 
 
 def signs(numbers: Sequence[Number]) -> Iterator[Sign]:
@@ -89,7 +89,7 @@ def signs(numbers: Sequence[Number]) -> Iterator[Sign]:
 
 
 def counted(numbers: Sequence[Number]) -> list[list[str]]:
-    """A row for each rule: how many signs are right, wrong, and said to be unknown."""
+    """Rows of a table, one for each rule: how many signs are right, how many are wrong, and how many are not known."""
     rows = []
     for rule, is_known in RULES.items():
         counts = Counter(sign.verdict(is_known) for sign in signs(numbers))

@@ -32,11 +32,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "experiments").glob("*/README.md")))
 
 Report = Mapping[str, Any]
-"""An arm as the command prints it, and what the case asks of it; or a whole matrix."""
+"""The JSON that `pdsim validate` prints for one arm, with the errors that the case accepts; or for a whole matrix."""
 
 
 class Table(NamedTuple):
-    """A marked place in a page: what it asks for, and what stands there."""
+    """A marked place in a page: the words of its marker, and the text between the markers."""
 
     kind: str
     case: str
@@ -57,7 +57,7 @@ def tables(page: Path) -> Iterator[Table]:
 
 
 def validate(case: str, *flags: str) -> dict[str, Report]:
-    """Reports by arm; of a matrix, by its name."""
+    """The reports of a case, by arm; or of a matrix, by its name. flags: further flags of `pdsim validate`."""
     out = StringIO()
     with redirect_stdout(out), suppress(SystemExit):
         pdsim(["validate", str(ROOT / "experiments" / case), "--json", *flags])
@@ -91,7 +91,7 @@ def metrics(_: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]
 
 
 def errors(names: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:
-    """Bold where a bound is missed."""
+    """Rows of errors, one for each arm. Errors that are larger than accepted are bold. names: words of the marker."""
     rows = [["arm", *(f"`{name}`" for name in names)]]
     for arm in report.values():
         cells = [percent(arm["metrics"][name]["error"]) if name in arm["metrics"] else "" for name in names]
@@ -114,7 +114,9 @@ def changes(options: tuple[str, ...], report: Mapping[str, Report]) -> list[list
 
 
 def spreads(_: tuple[str, ...], report: Mapping[str, Report]) -> list[list[str]]:
-    """The median is of absolute errors; bold where that, or a variant, is beyond what is asked for."""
+    """Rows of errors, one for each metric of a matrix, with the median of the absolute errors. An error that is larger
+    than accepted is bold.
+    """
     (matrix,) = report.values()
     rows = [["metric", "median error", "largest", "in variant", "variants beyond", "asked for"]]
     for name, spread in matrix["metrics"].items():

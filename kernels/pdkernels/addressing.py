@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 RUN_TIME = ("table", "pages", "spans", "staging", "tokens", "first_byte")
-"""Parameters of the staging kernels that are passed at run time. Triton specialises on none of them, so no value causes
-a new compilation."""
+"""Parameters of the staging kernels that are passed at run time. Triton does not specialise the kernels on their
+values, so no value causes a new compilation.
+"""
 
 
 @triton.jit
@@ -29,7 +30,7 @@ def plane_pointer(address):
 
 @triton.jit
 def table_entry(table, plane):
-    """Returns one address of a pointer table."""
+    """Returns the address in the entry `plane` of a pointer table."""
     return tl.load(table.to(tl.pointer_type(tl.int64)) + plane)
 
 

@@ -86,7 +86,9 @@ def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def program(name: str, purpose: str) -> App:
-    """An app. All its commands have the options that say whether code of strangers may run."""
+    """Makes the command-line app of a program. All commands of the app have the options --trust, --catalog and --yes.
+    purpose: help text of the program.
+    """
     version = f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"
     app = App(name=name, help=purpose, version=version, default_parameter=Parameter(negative=()))  # no --no-flags
 
@@ -168,7 +170,7 @@ def _interrupt(_signal: int, _frame: object) -> NoReturn:
 
 @contextmanager
 def _warnings_shown(name: str) -> Iterator[None]:
-    """Context that prints each of pdsim's warnings as a message, once."""
+    """Context that prints each of pdsim's warnings once, as a message that begins with the program's name."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         show: Any = warnings.showwarning

@@ -207,8 +207,8 @@ class Step:
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix into the folder of a campaign, with its scenario and all files that these name. Raises
-    ConfigError.
+    """Copies a matrix into the folder `out` of a campaign, with its scenario and all files that these name. Returns the
+    copy. changes: of the scenario, in the notation of --set. hosts: file of hosts; None: this host. Raises ConfigError.
     """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
@@ -321,8 +321,8 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Does all steps of a campaign, and returns the archive of its results. Raises ConfigError, also if a step fails.
-    tell: called with a line for each step.
+    """Does all steps of a campaign, and returns the archive of its results. The first arguments are those of `prepare`.
+    Raises ConfigError, also if a step fails. tell: called with a line for each step.
     """
     suite = prepare(matrix, out, changes, hosts)
     commands = []

@@ -158,8 +158,8 @@ def _values(found: Iterable[Sample]) -> dict[str, float]:
 
 
 def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
-    """The samples, without SGLang's samples per priority if there is one for all priorities, whose label `priority` is
-    empty.
+    """The samples of a metric that count all priorities: those with an empty label `priority`, or without one. If there
+    are none, all samples.
     """
     wholes = [sample for sample in found if not sample.labels.get("priority")]
     return wholes or found

@@ -7,9 +7,9 @@ from pdsim.system.model import LatentAttention
 
 
 def attention_backend(scenario: Scenario, servers: ServerSettings) -> str | None:
-    """The backend that the scenario gives; or one that reads divided KV, because fa3, which SGLang takes on Hopper,
-    does not (0.5.23, arg_groups/model_override_base.py:338). None: SGLang chooses, and sparse attention has its own
-    backends.
+    """The backend that the scenario gives; or, if GPUs divide the KV, a backend that reads divided KV, because fa3,
+    which SGLang takes on Hopper, does not (0.5.23, arg_groups/model_override_base.py:338). None: SGLang chooses. It
+    does so for sparse attention, too, which has backends of its own.
     """
     attention = load_model(scenario.model).attention
     if servers.attention_backend is not None or servers.split.dcp == 1 or attention.index_token_bytes:

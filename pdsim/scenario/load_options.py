@@ -13,7 +13,7 @@ _SPREAD = 0.5
 _LONGEST = 4
 """Longest length as a multiple of the mean, if the user gives only the mean of lengths."""
 _NUM_REQUESTS = 1000
-"""Number of requests that are generated at a rate. Ten requests then lie above the p99."""
+"""Number of requests of a load that is given as a rate. With this number, ten requests lie above the p99."""
 
 
 @dataclass(frozen=True, kw_only=True)

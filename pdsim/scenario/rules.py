@@ -40,7 +40,9 @@ NOT_MODELLED = {
         "(SGLang 0.5.23, arg_groups/pd_disaggregation_hook.py:57)"
     ),
 }
-"""Fields that servers of a role do not have, although other roles or engines do, with the reason."""
+"""Fields that a reader may look for on servers of a role that lacks them, each with the reason for a message. Servers
+of other roles have the field.
+"""
 PREEMPTION_THRESHOLD = 10
 """SGLang's default of --priority-scheduling-preemption-threshold."""
 
@@ -250,8 +252,8 @@ def _of_returned_kv(scenario: "Scenario") -> str:
 
 
 def _of_divided_kv(scenario: "Scenario") -> str:
-    """Says which setting SGLang or pdsim does not have if decode GPUs divide the KV of a request (dcp). Empty: none.
-    Layouts check models and sizes.
+    """Names a setting that SGLang or pdsim lacks if decode GPUs divide the KV of a request (dcp). Empty: there is none.
+    Models and sizes are checked by Layout.
     """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.dcp == 1:
@@ -349,7 +351,7 @@ def _of_encoding(scenario: "Scenario") -> str:
 
 
 def _of_stages(scenario: "Scenario") -> str:
-    """Says which setting an aggregated or decode server with pipeline stages does not have. Empty: none."""
+    """Names a setting that aggregated or decode servers with pipeline stages lack. Empty: there is none."""
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.pp == 1:
         return ""

@@ -343,7 +343,9 @@ class Scenario(Section):
 
     @property
     def ends(self) -> "tuple[Scenario, ...]":
-        """This scenario with the fastest, and with the slowest times of their range. Empty: the times have no range."""
+        """Two copies of this scenario, one at each end of the range: with the fastest and with the slowest times.
+        Empty: the times have no range.
+        """
         return tuple(self.at({**dict.fromkeys(GROUPS, end), **(self.corner or {})}) for end in ENDS if self.uncertain)
 
     def at(self, corner: Mapping[Group, End]) -> "Scenario":
@@ -361,7 +363,9 @@ class Scenario(Section):
 
     @property
     def uncertain_front_end(self) -> FrontEndSettings | None:
-        """The front end, if the scenario gives only its kind, whose times have a range. None: otherwise."""
+        """The front end, if the scenario gives only its kind: the times of a kind have a range. None: the scenario
+        gives times, or no front end.
+        """
         if self.front_end is None:
             return FrontEndSettings(kind="engine") if self.cost.is_of_kernels else None
         return self.front_end if self.front_end.is_uncertain else None

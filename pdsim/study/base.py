@@ -257,9 +257,7 @@ def base_of(
     starter: Changes,
     takes_aggregated: bool = False,
 ) -> Base:
-    """Reads the scenario file. Without a file, writes the starter scenario, changed as the question needs, into
-    `folder`.
-
+    """Reads the scenario file. Without a file, writes the starter scenario with the changes `starter` into `folder`.
     takes_aggregated: False: a scenario with aggregated servers is refused. Raises ConfigError if the scenario is wrong
     or refused.
     """

@@ -41,7 +41,9 @@ def _data(base: Base, changes: Changes) -> dict[str, Any]:
 
 
 def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario | None:
-    """The scenario with these changes. None: the changes make no possible scenario."""
+    """The scenario that the fields `own` of a file make with the changes `given`, in the notation of --set. None: such
+    a scenario is not possible.
+    """
     data = deepcopy(dict(own))
     try:
         for change in given:

@@ -65,7 +65,7 @@ class Tokens:
 
 
 _EARLY_NS = 2_000_000
-"""Event loops call timers late, usually by up to this time in ns."""
+"""An alarm wakes this time in ns before it is due, because event loops usually call timers late by up to this time."""
 
 
 class PunctualTimeline:

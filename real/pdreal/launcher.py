@@ -66,7 +66,7 @@ class Launcher:
     # What a caller does.
 
     async def start(self) -> None:
-        """Starts every instance, then the time of the run. Raises LaunchError if an instance does not start."""
+        """Starts every instance, then the run's clock. Raises LaunchError if an instance does not start."""
         loop = asyncio.get_running_loop()
         self.timeline = Timeline(monotonic_ns(), loop)
         if self._folder is not None:
@@ -140,7 +140,9 @@ class Launcher:
         self._tell_router(m.FlushCache())
 
     def load(self) -> dict[str, Levels]:
-        """Returns the levels of each running instance. They are at most about one second old."""
+        """Returns the levels of each running instance, which are its numbers of requests and of pages by state. They
+        are at most about one second old.
+        """
         return dict(self._instances.levels)
 
     @property

@@ -147,17 +147,14 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attention of one new token per sequence over its cached tokens, including itself (append first).
 
-    Args:
-        query: [batch, query_heads, head_dim], contiguous but for the stride of sequences; bf16 or fp16.
-        key_pages, value_pages: the planes of one layer, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads,
-            page_size, head_dim].
-        block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
-        lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
-        page_size: tokens per page for NHD; HND pages say it themselves.
-        scale: factor on the scores; None: 1 / sqrt(head_dim).
-        output: tensor to write to, [batch, query_heads, head_dim]; None: a new tensor.
-        workspace: made by decode_workspace, and divided for these lengths once a step for all layers with the same
-            window; only tokens within its window are read. None: a new workspace without a window.
+    Args: query: [batch, query_heads, head_dim], contiguous but for the stride of sequences; bf16 or fp16. key_pages,
+    value_pages: the planes of one layer, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads, page_size, head_dim].
+    block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences. lengths: int32
+    [batch], cached tokens per sequence; 0 is a padded row, which gives zeros. page_size: tokens per page for NHD; HND
+    pages say it themselves. scale: factor on the scores; None: 1 / sqrt(head_dim). output: tensor to write to, [batch,
+    query_heads, head_dim]; None: a new tensor. workspace: made by decode_workspace. Its method `divide` must have been
+    called for these lengths, once a step for all layers with the same window; only tokens within that window are read.
+    None: a new workspace without a window.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.

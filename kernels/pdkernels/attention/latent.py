@@ -13,8 +13,7 @@ from pdkernels.attention.shares import DecodeWorkspace, share_of, store_part
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
-"""Query heads per program: the minimum for a tensor core, and the maximum that registers hold beside a tile of
-latents."""
+"""Query heads per program: as many as a tensor core needs, and no more than registers hold beside a tile of latents."""
 _BLOCK_TOKENS = 32
 
 
@@ -115,15 +114,12 @@ def latent_decode(
 ) -> torch.Tensor:
     """Attention of one new token per sequence over its cached latents, including its own (append first).
 
-    Args:
-        query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences.
-        latents: the plane of one layer, [slots, 1, rank | rotated]. The rank is a power of two, and so is the rest.
-        block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
-        lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives zeros.
-        page_size: tokens per page.
-        scale: factor on the scores.
-        workspace: made by latent_workspace, and divided for these lengths once a step for all layers. None: a new
-            workspace.
+    Args: query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences. latents: the plane of
+    one layer, [slots, 1, rank | rotated]. The rank is a power of two, and so is the rest. block_table: int32 [batch,
+    most pages of a sequence], contiguous but for the stride of sequences. lengths: int32 [batch], cached tokens per
+    sequence; 0 is a padded row, which gives zeros. page_size: tokens per page. scale: factor on the scores. workspace:
+    made by latent_workspace. Its method `divide` must have been called for these lengths, once a step for all layers.
+    None: a new workspace.
 
     Returns:
         [batch, query_heads, rank].

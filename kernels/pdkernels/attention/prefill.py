@@ -2,8 +2,8 @@
 and to itself.
 
 The kernel computes reference.packed_prefill_reference. A program computes 128 new tokens of one query head, and walks
-over the tokens that they may see: first blocks that all of them may see, without a mask, then blocks with a mask.
-Programs of the end of a prompt have the most work, and begin first. With a window a program begins at the first token
+over the tokens that they may see: first blocks that all of them may see, without a mask, then blocks with a mask. The
+programs for the end of a prompt have the most work, and begin first. With a window a program begins at the first token
 that it may see, and masks all blocks.
 """
 
@@ -39,7 +39,9 @@ def attend(q, v, scores, largest, total, out):
 
 @triton.jit
 def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns the first token that rows from this position on may see, and the first token that needs a mask."""
+    """Returns the first token that queries from this position on may see, and the first token that needs a mask because
+    some of the queries may not see it.
+    """
     if WINDOW:
         start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
         masked = start

@@ -18,7 +18,9 @@ _LAYER = Model("gqa-32-8-128-bf16", 1, 8, 128, torch.bfloat16)
 _PROMPTS = 512, 1024, 2048, 4096, 8192, 16384
 _SHAPES = ((1, 1024), (1, 16384), (8, 4096), (32, 4096), (64, 1024), (64, 4096), (64, 16384))  # batch, context
 _SPREADS = ((10, 2240, 23), (4, 4096, 64), (16, 2048, 16), (64, 1024, 64), (64, 4096, 8))
-"""(batch, mean context in tokens, ratio of the longest context to the shortest)."""
+"""Cases with contexts of different length: batch size, mean context in tokens, and ratio of the longest context to the
+shortest.
+"""
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:

@@ -65,7 +65,7 @@ class Case:
 
 
 class Arena:
-    """Random bytes on the device, which are made once. Each case takes its memory from them."""
+    """Random bytes on the device, which are made once. The memory of each case is a part of these bytes."""
 
     def __init__(self, size_bytes: int, device: str = "cuda") -> None:
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)

@@ -86,7 +86,7 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    """Returns a number with four digits; with tenths if it has more than four digits before its point."""
+    """Returns a number rounded to four significant digits; from 1,000 on, to tenths. Other values stay as they are."""
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if value < 1000 else f"{value:.1f}"

@@ -81,16 +81,11 @@ def gather(
 ) -> None:
     """Gathers one request into a staging span.
 
-    Args:
-        pool: source pages.
-        pages: int32 [ceil(tokens / page_size) or more] on the pool's device, in the order of the prompt; with pages of
-            one token these are token slots.
-        tokens: number of tokens; the last page may be used in part.
-        staging: uint8 [bytes] on the pool's device; see staging_bytes.
-        heads: heads of the pool's rank; None: all.
-        slices: number of target ranks that share the heads evenly.
-        offset_bytes: begin of the span in staging, a multiple of 16.
-        programs: at most this many programs (thus streaming multiprocessors) at a time; no limit if None.
+    Args: pool: source pages. pages: int32 [ceil(tokens / page_size) or more] on the pool's device, in the order of the
+    prompt; with pages of one token these are token slots. tokens: number of tokens; the last page may be used in part.
+    staging: uint8 [bytes] on the pool's device; see staging_bytes. heads: heads of the pool's rank; None: all. slices:
+    number of target ranks that share the heads evenly. offset_bytes: beginning of the span in staging, a multiple of
+    16. programs: at most this many programs (thus streaming multiprocessors) at a time; no limit if None.
 
     Raises:
         ValueError: a shape, dtype or offset does not fit.

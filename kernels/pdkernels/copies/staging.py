@@ -30,7 +30,10 @@ class StagingCopy:
     def ready(
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
-        """Returns the kernel for these constants. It is compiled on the first call and kept in the pool."""
+        """Returns the kernel for these constants. The kernel is compiled on the first call, and kept in the pool.
+        slices: number of target ranks, or of writers. limited: True: the number of programs is limited. batched: True:
+        for several requests.
+        """
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
         if ready is None:

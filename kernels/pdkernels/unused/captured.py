@@ -24,8 +24,8 @@ _SMALLEST_PAGES = 4
 class CapturedCopy:
     """Copies for one pool, one staging buffer and one head range; requests of any length up to a limit.
 
-    Each graph is for a page count, a quarter more than the last graph's, so that no request uploads or launches much
-    more than it needs.
+    There is a graph for every size of page list, each a quarter larger than the one before, so that no request uploads
+    or launches much more than it needs.
 
     Args:
         direction: "gather" or "scatter".

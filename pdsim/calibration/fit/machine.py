@@ -15,13 +15,13 @@ from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
 
 _MEMORY_NS = 1e8
-"""Initial value of the fit in ns. The value is also written for a GPU that does not slow down."""
+"""The value of memory_ns, in ns, from which the fit starts. A GPU that does not slow down gets this value, too."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
 """Relative error above which a residual counts by its size instead of by its square."""
 _ITERATIONS = 8
-"""Number of iterations. Each multiplies the error by slowdown x utilisation."""
+"""Number of iterations of GpuSlowdown.rested. Each multiplies the error by slowdown x utilisation."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,9 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """The smallest median of these times in ns, over groups of similar prompt lengths."""
+    """The smallest median in ns over groups of prompts of similar length. beyond_ns: for each prompt, the part of its
+    TTFT that running streams do not wait for. new_tokens: lengths of the prompts.
+    """
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))
 

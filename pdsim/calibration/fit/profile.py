@@ -292,8 +292,8 @@ def _is_entry(name: str) -> bool:
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """The section front_end of the profile. Real mode was timed with one request after another, in the launcher's
-    thread that clients share, which becomes `holds_client`.
+    """The section front_end of the profile. With rows of real mode it sets holds_client, because real mode handles one
+    request after another in a launcher thread that clients share.
     """
     if made.overhead is not None:
         return _times(made.overhead.front_end_ns(made.fits["prefill"]))

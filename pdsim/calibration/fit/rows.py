@@ -196,8 +196,8 @@ class Measurements:
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Reads files of measured times. Raises ConfigError, which names the file, line and column of a mistake.
 
-    Forwards that were measured in rounds become one row per shape, with the mean over the rounds. A machine that is
-    slow for a third of the time is also slow for a third of a run.
+    Forwards that were measured in rounds become one row per shape, with the mean over the rounds, so that slow rounds
+    count: a machine that is slow for a third of the time is also slow for a third of a run.
     """
     found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}

@@ -117,8 +117,8 @@ def _drawn(size: int, budget: ObservationBudget) -> Iterator[tuple[int, int]]:
 
 
 def _lengths(longest: int) -> list[int]:
-    """Prompt lengths up to the longest, two per doubling, as a fit tells lengths apart. None is a multiple of 64:
-    kernels are fastest at multiples of 64 (experiments/sglang-llama), which users' prompts rarely have.
+    """Prompt lengths up to the longest, two per doubling, because a fit counts closer lengths as one shape. None is a
+    multiple of 64: kernels are fastest at multiples of 64 (experiments/sglang-llama), which users' prompts rarely have.
     """
     found, tokens = [], SHORTEST_TOKENS * 2**0.25
     while tokens <= longest:

@@ -44,7 +44,7 @@ class MeasuredArm:
     within: dict[str, float]
     """Largest relative error that the study accepts for each metric."""
     skip: int = 0
-    """The first requests to arrive do not count. This is their number."""
+    """Number of requests that do not count, because they arrive first."""
     engine: str = ""
     """Name and release of the engine that was measured."""
     front_end: str = "engine"

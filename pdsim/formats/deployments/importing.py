@@ -29,7 +29,7 @@ _SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm", *trtllm.PROGRAMS)
 _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
-"""Number of characters at the begin of a manifest in which its version is looked for."""
+"""Number of characters, from the beginning of a manifest, in which its version is looked for."""
 _NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\bgpu (\S+)")
 """Pattern of a note that `pdsim launch` writes."""
 
@@ -215,7 +215,7 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """The servers by role: prefill and decode. If no server is for prefill: all have one role."""
+    """The servers by role: prefill and decode. If no server is for prefill, all are aggregated."""
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
         raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")
@@ -278,8 +278,8 @@ def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str
 
 
 def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:
-    """Share of a GPU's memory for weights and KV together, where the engine's `share` is that of the memory which the
-    weights leave.
+    """Share of a GPU's memory for weights and KV together. share: the part that the engine takes for KV, of the memory
+    that the weights leave free.
     """
     model, dtype = load_model(found.data["model"]), found.data.get("weight_dtype")
     gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
@@ -352,9 +352,9 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 
 
 def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
-    """Sets `ep` if the engine does not do what is the scenario's default: whole experts with data-parallel attention,
-    otherwise parts of all experts. SGLang's servers that send tokens by a library have whole experts (0.5.23,
-    arg_groups/overrides.py:1611).
+    """Sets `ep` in the fields of a role if the engine divides experts in another way than the scenario's default: whole
+    experts with data-parallel attention, otherwise a part of every expert. given: fields that the options set. SGLang's
+    servers that send tokens by a library have whole experts (0.5.23, arg_groups/overrides.py:1611).
     """
     tp, dp = fields["tp"], fields.get("dp", 1)
     sends = given.get("moe_a2a_backend", "none") != "none"

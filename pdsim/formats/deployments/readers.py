@@ -123,7 +123,9 @@ def is_flag(found: bool) -> Callable[[Value], bool]:
 
 
 def one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
-    """Makes a converter for options with one of the known values. Raises ValueError, which lists them, for others."""
+    """Makes a converter for options with one of the known values. For other values, the converter raises ValueError,
+    which lists the known values.
+    """
 
     def convert(value: Value) -> Any:
         if text_of(value) not in known:
@@ -139,7 +141,7 @@ def nothing(read: Read, value: Value) -> None:
 
 
 def inverse(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table from the engine's names to pdsim's."""
+    """The inverse of a table from pdsim's names to an engine's names."""
     return {theirs: ours for ours, theirs in table.items() if theirs is not None}
 
 

@@ -93,7 +93,7 @@ def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | N
 
 def of_orchestrator_file(config: Any, where: str) -> list[Process]:
     """The servers that a file of `trtllm-serve disaggregated` describes together with their settings. Empty: the file
-    is another one.
+    is no such file.
     """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
@@ -143,7 +143,9 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flags_of(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yields options as words of a command line. The name of an option inside a section is SECTION.OPTION."""
+    """Yields options as words of a command line. The name of an option inside a section is SECTION.OPTION. before:
+    beginning of the names, such as "SECTION.".
+    """
     for name, value in options.items():
         if isinstance(value, dict):
             yield from _flags_of(value, f"{before}{name}.")

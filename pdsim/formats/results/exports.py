@@ -1,10 +1,11 @@
-"""Result files of load generators for a run of ours, each by that tool's own definitions. imports.py reads them.
+"""Writes a run as result files of load generators. Numbers follow each tool's own definitions; reading.py reads the
+files.
 
-tool         file                              differs in
-SGLang       JSON lines of bench_serving       nothing: a summary has its fields
-vLLM         JSON of `vllm bench serve`        ITL is of chunks: absent with drafts and no stream_interval
-AIPerf       profile_export_aiperf.json        inter_token_latency is TPOT, of requests; statistics of its own
-InferenceX   agg_*.json                        seconds; output per decode GPU, input per prefill GPU
+tool         file                              how its numbers differ from those of a summary
+SGLang       JSON lines of bench_serving       not at all: a summary has the same fields
+vLLM         JSON of `vllm bench serve`        ITL is between chunks; left out with drafts unless stream_interval is set
+AIPerf       profile_export_aiperf.json        inter_token_latency is TPOT over requests; other statistics
+InferenceX   agg_*.json                        times in s; output tokens per decode GPU, input tokens per prefill GPU
 """
 
 import json

@@ -148,8 +148,8 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
-    """True if no request was left out as warm-up or cool-down. Rates of tokens are divided by the time of all
-    requests.
+    """True if no request was left out of the token counts as warm-up or cool-down. Only then are rates of tokens right,
+    because the report divides by the time of all requests.
     """
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")

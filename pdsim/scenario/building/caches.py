@@ -19,8 +19,8 @@ from pdsim.system import memory
 from pdsim.system.states import CACHED_SLOTS, TRACK_TOKENS, grid_tokens, interval_tokens
 
 PREFETCH_SHARE = 0.8
-"""Share of the host memory in excess of the GPU's pool that prefetches from storage may hold (SGLang 0.5.12,
-cache_controller.py).
+"""Prefetches from storage may hold this share of the host memory by which the host cache is larger than the GPU's pool
+(SGLang 0.5.12, cache_controller.py).
 """
 
 
@@ -74,8 +74,8 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
 
 
 def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
-    """The host memory behind an instance of vLLM: chunks of LMCache, or the pages of OffloadingConnector.
-    pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
+    """The host cache of a vLLM instance, as an argument of its KV cache: chunks of LMCache, or the pages of
+    OffloadingConnector. pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
     """
     settings: ServerSettings = getattr(scenario, role)
     num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)

@@ -101,8 +101,8 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Coefficient of one of several orthogonal components in the times, by least squares. part: the component's
-    values.
+    """Coefficient with which a component fits the times best (least squares). part: the component's values, which must
+    be orthogonal to those of the other components.
     """
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found

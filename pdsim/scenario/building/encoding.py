@@ -85,8 +85,8 @@ def _gpu(settings: EncodeSettings) -> GpuSpec:
 
 
 def _topology(scenario: Scenario, engine: Transport) -> Topology:
-    """Each rank of the receiving server gets all embeddings, as it asks for them itself (SGLang 0.5.23,
-    disaggregation/encoder/receiver.py:2352: receive_count).
+    """Links from encode instances to the servers that compute prompts. Each rank of such a server asks for all
+    embeddings of a request, and gets them (SGLang 0.5.23, disaggregation/encoder/receiver.py:2352: receive_count).
     """
     network, first_gpus = scenario.network, placed(scenario)
     assert scenario.encode is not None

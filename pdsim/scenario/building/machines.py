@@ -333,6 +333,8 @@ def build_router(scenario: Scenario) -> Router:
 
 
 def _forward_tokens(scenario: Scenario) -> int:
-    """Most prompt tokens of a forward of one rank, as servers tell Dynamo's router (max_num_batched_tokens)."""
+    """Maximum number of prompt tokens in one rank's forward. Servers report this number to Dynamo's router
+    (max_num_batched_tokens).
+    """
     servers = scenario.aggregated or scenario.pair.prefill
     return servers.max_prefill_tokens if scenario.engine == "sglang" else servers.rank_chunk_tokens

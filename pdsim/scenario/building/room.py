@@ -136,7 +136,7 @@ def _state_tokens(scenario: Scenario, role: Role) -> int:
 
 @dataclass(frozen=True)
 class _Lone:
-    """A single request, for the question whether an idle decode instance admits it."""
+    """A request alone in the queue of an idle decode instance, as an admission policy sees it."""
 
     request_id: int
     num_prompt_tokens: int

@@ -295,8 +295,8 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """Fields of the KV pool of one data-parallel rank, and of the running requests of all ranks. State slots of
-    linear-attention layers limit both.
+    """The resolved fields for the KV pool of one data-parallel rank, and for the number of running requests of all
+    ranks. State slots of linear-attention layers limit this pool and this number.
 
     fraction: share of GPU memory that SGLang would use for weights and KV.
     """

@@ -295,8 +295,8 @@ def host_nics(scenario: Scenario) -> HostNics:
 
 
 def placed(scenario: Scenario) -> dict[str, int]:
-    """Number of the first GPU of each instance, by name. A server on several hosts has these hosts alone. Encode
-    instances come last.
+    """Index of the first GPU of each instance, by the instance's name. No other server uses the hosts of a server that
+    needs several. Encode instances come last.
     """
     found: dict[str, int] = {}
     next_gpu = 0

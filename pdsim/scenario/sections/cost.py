@@ -185,8 +185,9 @@ class HostSettings(Section):
     decode_request: Duration = 0
     """Additional time between two decode steps, for each request of the batch."""
     decode_prefill: Duration = 0
-    """Additional time around a prefill forward in the same loop, such as that of an aggregated instance, while its GPU
-    is idle."""
+    """Additional time around a prefill forward that a decode loop runs, as an aggregated instance does, while the GPU
+    is idle.
+    """
     loading: Duration = 0
     """Time of loading weights and capturing CUDA graphs, from the restart of a killed instance until it serves."""
     slowdown: float = Field(default=1, gt=0)
@@ -226,8 +227,8 @@ class CostChoice(Section):
     because attention kernels divide the context as if every row had a request.
     """
     graph_empty_rows_free: bool = False
-    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. So it is with experts, because
-    empty rows choose the same experts.
+    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. This holds for models with
+    experts, because all empty rows choose the same experts.
     """
     eager_layer: Duration = 310_000
     """Minimum time of a layer without a CUDA graph. The default is that of Qwen3-8B on an H200, as prefill_layer of the

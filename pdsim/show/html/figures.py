@@ -32,7 +32,9 @@ _VARIABLES = {
     "#882255": "wine",
     "#0072B2": "blue",
 }
-"""Colours in a figure, each with the variable by which the page replaces it in its light and its dark theme."""
+"""Colours in a figure, each with the CSS variable that takes its place on the page. The light and the dark theme set
+the variables.
+"""
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 _MANY = 24
 """Figures with this many points, or more, have no labels at the points."""

@@ -79,7 +79,7 @@ def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
     """The best point by the first SLO; without an SLO, by requests per second and GPU. Only points with the same
     requests as the first point count.
 
-    Points with shorter prompts cannot be compared with it: they serve more requests on any cluster.
+    A point with shorter prompts serves more requests on any cluster, so that it cannot be compared with that point.
     """
     requests = _requests(points[0])
     alike = {point.number for point in points if _requests(point) == requests}

@@ -298,7 +298,7 @@ def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster
 
 
 def _missed(outcome: Outcome) -> Outcome:
-    """Marks an outcome as a miss, for a cluster of which a run ended early. The mean over the cluster's seeds may still
-    meet the SLO.
+    """The outcome, marked as a miss because a run of the cluster ended early, although the mean over the seeds that ran
+    may meet the SLO.
     """
     return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

@@ -22,8 +22,8 @@ Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
 class Tries(NamedTuple):
-    """Two functions that simulate and judge clusters. A cluster that misses the SLO by `first` also misses the SLO by
-    `final`.
+    """Two functions that simulate and judge clusters. If `first` says that a cluster misses the SLO, `final` would say
+    the same.
     """
 
     first: Evaluate

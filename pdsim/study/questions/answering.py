@@ -180,9 +180,9 @@ def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], meas
 
 
 def _if_one_layout_is_slow(found: Judged, asked: Question, ends: Mapping[str, Judged]) -> list[str]:
-    """A sentence if the ranges of the winner and of a candidate with another layout overlap: if only the winner's step
-    times are the slowest and all others the fastest, another candidate wins. Empty: no candidate with another layout
-    does, or the answer differs at an end already.
+    """A sentence that warns if another candidate would win with the slowest step times for the winner and the fastest
+    for all others. Only candidates with another layout (GPUs and parallel sizes) count. Empty: the winner stays, or the
+    answer already differs at one end of the range.
     """
     winner, layouts = found.verdict.winner, found.study.layouts
     if any(not one.holds(found) or winner not in one.study.labels() for one in ends.values()) or not ends:

@@ -228,8 +228,8 @@ size instead.
 
 
 def _staging_ring_arms(base: Base) -> list[Arm]:
-    """Candidates that send slices, that stage with SGLang's default prefill buffer, and that stage with rings of
-    several sizes and a prefill buffer that is large enough.
+    """One candidate that sends slices, one that stages KV with SGLang's default prefill buffer, and several that stage
+    KV with rings of different sizes and a prefill buffer that is large enough.
     """
     layout = _unequal(base.scenario)
     made = [

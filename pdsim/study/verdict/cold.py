@@ -13,19 +13,19 @@ LEAST_NS = 20_000_000
 _FEWEST_LATER = 8
 """Minimum number of later requests from which the delay of warm servers is computed."""
 _USUAL = 0.9
-"""The first requests count as cold if they are later than this share of the later requests."""
+"""The first requests count as cold if their median delay exceeds the delay of this share of the later requests."""
 
 
 @dataclass(frozen=True)
 class ColdWave:
-    """The requests that were sent before any request had ended, and how much later they are than the requests after
-    them.
+    """The requests that were sent before any request had ended, and their delay. Delays are relative to a simulation of
+    the same requests.
     """
 
     num_requests: int
     late_ns: int
-    """Median delay in ns of the requests' ends. A stall of a decode server delays some requests' first token and the
-    rest of other requests, so TTFT and TPOT are not told apart.
+    """Median delay in ns of these requests' ends, minus that of the requests sent after them. A stall of a decode
+    server delays some requests' first token and the rest of other requests, so TTFT and TPOT are not told apart.
     """
 
 

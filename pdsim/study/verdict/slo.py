@@ -249,8 +249,8 @@ class Judgement:
 
     @property
     def worst_percentile(self) -> Term:
-        """The worst term as the limit of a single percentile. If the worst term is a share: that of its metrics with
-        the largest ratio to the limit.
+        """The worst term as the limit of a single percentile. If the worst term is a share of requests within several
+        limits: the metric that is furthest above its limit, at the percentile of the share.
         """
         worst = self.worst
         if not worst.is_share:

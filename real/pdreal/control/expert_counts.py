@@ -33,6 +33,8 @@ def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
 
 
 class CountedStep(NamedTuple):
+    """A step, with the number of tokens that each expert of each layer computed."""
+
     instance_id: str
     kind: str
     """Kind of the step: prefill or decode."""

@@ -91,7 +91,7 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A follower to its leader: the result of a task."""
+    """A follower gives its leader the result of a task."""
 
     ticket: int
     result: Any

@@ -58,8 +58,8 @@ class Bootstrap:
             raise LaunchError(f"{', '.join(gone)} ended before all were connected")
 
     async def begin(self) -> int:
-        """Starts the time of the run on all ranks. Returns the epoch in ns by this host's monotonic clock. Raises
-        LaunchError if ranks do not answer in time.
+        """Starts the run's clock on all ranks. Returns the epoch, the clock's 0, in ns of this host's monotonic clock.
+        Raises LaunchError if ranks do not answer in time.
         """
         self._epoch_ns = monotonic_ns()
         try:
@@ -110,8 +110,8 @@ class Bootstrap:
         return expected
 
     async def _all(self, expected: _Expected, what: str, limit_s: float) -> dict[tuple[int, str], Any]:
-        """Waits for all answers. Raises TimeoutError with the late processes, and LaunchError if a process did not
-        start.
+        """Waits for all answers, and returns them. what: says in messages what is awaited. limit_s: maximum time in s.
+        Raises TimeoutError with the late processes, and LaunchError if a process did not start.
         """
         try:
             async with asyncio.timeout(limit_s):

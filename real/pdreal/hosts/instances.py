@@ -99,7 +99,7 @@ class Instances:
         self._stopping = False
 
     async def start(self) -> None:
-        """Starts all instances, then the time of the run. Raises LaunchError if an instance does not start."""
+        """Starts all instances, then the run's clock. Raises LaunchError if an instance does not start."""
         await self.fleet.start()
         await self.bootstrap.bring_up(self.fleet.instance_ids)
         self._timeline.epoch_ns = await self.bootstrap.begin()
@@ -283,6 +283,6 @@ def ended_by(exit_code: int) -> str:
 
 def next_backoff_s(last_s: float | None, up_s: float) -> float:
     """Returns the delay in s before the next start of a dead instance. last_s: the delay before its last start; None:
-    this is its first death. up_s: how long it has run since.
+    this is its first death. up_s: time in s for which the instance has run since that start.
     """
     return _FIRST_BACKOFF_S if last_s is None or up_s >= _STEADY_S else min(2 * last_s, _MAX_BACKOFF_S)

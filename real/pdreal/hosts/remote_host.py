@@ -218,7 +218,9 @@ def read_ticket() -> dict[str, Any]:
 
 
 def serve_host(*, host: str, launcher: str, **network: str) -> None:
-    """Runs instances on this host until the launcher tells the agent to end, or is gone."""
+    """Runs instances on this host until the launcher tells the agent to end, or is gone. The arguments come from the
+    launcher's ticket. host: name of this host. launcher: endpoint of the launcher. network: fields of Network.
+    """
     with ScratchFolder() as folder:
         asyncio.run(Agent(host, launcher, Network(**network), folder).live())
 

@@ -1,12 +1,12 @@
 """A layer's experts on a GPU: three Triton kernels for what experts.py does with sorted rows and grouped products.
 
-choose: one program a token picks its experts and enters the token in the lists of those that the rank holds
-gate and up, down: one program a tile of an expert's outputs, over all rows of the expert's list, so that it reads its
-    weights once; where lists are long, over every eighth block of them
+choose: each program picks the experts of one token, and enters the token into the lists of the rank's own experts
+gate and up, down: each program computes a tile of an expert's outputs for all rows of the expert's list, so that it
+    reads the expert's weights once. If lists are long, each program computes every eighth block of rows.
 
-A row is a token's visit to one of its experts, token * active + its place among them. Rows of other ranks' experts stay
-zero. Lists are in no certain order, but a row's values depend on no other row. No shape depends on what the router
-picks, so that a CUDA graph can hold it.
+Each token has a row for each of its experts: row number token * active + (place of the expert among the token's).
+Rows of other ranks' experts stay zero. Lists are in no certain order, but a row's values depend on no other row. No
+shape depends on the router's choices, so that a CUDA graph can hold the kernels.
 """
 
 from functools import cache

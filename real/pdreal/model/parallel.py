@@ -95,8 +95,8 @@ class TensorParallel:
         return everyone.view(self.size, *logits.shape).transpose(0, 1).flatten(1)
 
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the token with the highest score over all ranks. score and token: this rank's best, [n] each. Among
-        equal scores the lowest token wins.
+        """Returns the token with the highest score over all ranks. scores, tokens: this rank's best tokens with their
+        scores, [n] each. Among equal scores the lowest token wins.
         """
         if self.size == 1:
             return tokens

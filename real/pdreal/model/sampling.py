@@ -67,7 +67,7 @@ def _key(draw: Draw) -> int:
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """SplitMix64's finalizer."""
+    """Returns SplitMix64's finalizer of each number, int64: even neighbouring numbers get unrelated values."""
     z = (z ^ _shifted(z, 30)) * _MIX[0]
     z = (z ^ _shifted(z, 27)) * _MIX[1]
     return z ^ _shifted(z, 31)

@@ -164,7 +164,7 @@ class LatentHeads:
 
     There are two ways with equal results. Keys and values are expanded from the latents, which is less work for
     prompts. Or queries are turned so that they attend to the latents themselves, which reads less memory in decode. A
-    latent is [rank | rotated key], a query [plain | rotated].
+    latent is [latent rank | rotated key], a query [plain | rotated].
     """
 
     keys: Tensor
@@ -185,7 +185,7 @@ class LatentHeads:
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Returns queries turned so that they attend to latents directly, [tokens, heads, rank | rotated]."""
+        """Returns queries turned so that they attend to latents directly, [tokens, heads, latent rank | rotated]."""
         plain, rotated = query.tensor_split((self.keys.shape[1],), dim=-1)
         low = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         return torch.cat((low, rotated), dim=-1)
@@ -325,8 +325,8 @@ def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: st
 def _load_latent(
     config: ModelConfig, latent: LatentAttention, tp: TensorParallel, load: _Loader, at: str
 ) -> LatentWeights:
-    """Loads latent attention. Checkpoints rotate neighbouring dimensions and this model rotates halves, so rows are
-    reordered here, once.
+    """Loads the latent attention of one layer. at: the layer's prefix in parameter names. Checkpoints rotate
+    neighbouring dimensions and this model rotates halves, so rows are reordered here, once.
     """
     heads, rank = config.num_query_heads, config.llama.query_rank
     part = tp.part(heads)

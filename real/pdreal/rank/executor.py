@@ -3,8 +3,8 @@ instance's requests.
 
 step -> begin -> batch -> ModelRunner of every rank -> tokens -> finish -> result and new tokens
 
-Called from the one thread that calls the instance. Page tables are read when a step is begun; its batch stays true
-whatever the instance does meanwhile.
+All calls come from the thread that calls the instance. Page tables are read when a step begins, so the step's batch
+stays valid whatever the instance does meanwhile.
 """
 
 from array import array
@@ -51,7 +51,7 @@ class _Sequence:
     ends: frozenset[int]
     """Token ids that end the sequence."""
     is_plain: bool
-    """True if sampling.is_plain."""
+    """True if the likeliest tokens are chosen, and no log probabilities are requested."""
     num_pages: int = 0
     """Number of pages that the ranks know. While a sequence runs, its page table only grows."""
     is_saved: bool = False

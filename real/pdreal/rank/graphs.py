@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class _Graphs:
-    """Forwards over one KV cache. On a CPU they run without capture, so that Triton's interpreter can test them."""
+    """Forwards over one KV cache, as CUDA graphs. On a CPU the forwards run without capture, so that Triton's
+    interpreter can test them.
+    """
 
     def __init__(self, model: Transformer, kv: PagedKv, num_inputs: int, *, records_experts: bool) -> None:
         """num_inputs: largest number of integers that a forward uploads."""
@@ -306,7 +308,9 @@ class _PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if CUDA graphs can be captured of the model's forwards."""
+    """True if CUDA graphs can be captured of the model's prefill forwards: it has no latent KV, and kernels exist for
+    its head_dim.
+    """
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
     return model.config.latent is None and can_page(model.config.head_dim)

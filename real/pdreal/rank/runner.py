@@ -96,13 +96,13 @@ class ModelRunner:
     ) -> None:
         """A GPU captures its decode steps and short forwards here, which takes seconds.
 
-        allocate: memory for the cache, of so many bytes; None for its own
-        layer_groups: of a prefill that tells of its KV before it is done; 0 if it does not
-        max_running_requests: of a decode batch; 0 if the instance only prefills
-        num_host_pages: of host memory behind the cache; 0: there is none
-        prefills: whether the instance computes prompts
-        kv_dtype: None for the model's
-        records_experts: whether forwards leave expert_counts
+        allocate: makes the cache's memory, of the given number of bytes; None: torch allocates the memory.
+        layer_groups: number of groups of layers whose KV a prefill forward reports before it ends; 0: none.
+        max_running_requests: maximum number of requests of a decode batch; 0: the instance does not decode.
+        num_host_pages: number of pages of host memory behind the cache; 0: there is none.
+        prefills: True: the instance computes prompts.
+        kv_dtype: data type of the KV; None: the model's.
+        records_experts: True: each forward sets expert_counts.
         """
         self.model = model
         self.kv = PagedKv(

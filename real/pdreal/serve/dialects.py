@@ -59,7 +59,7 @@ class Completions:
         return {**self._object(answers), "usage": _usage(answers)}
 
     def _prompt(self, fields: Fields, service: Service) -> list[int]:
-        """Returns the prompt: a text or token ids. The body may also have a list with one prompt."""
+        """Returns the prompt's token ids. The body has a text, token ids, or a list with one of them."""
         prompt = fields.get("prompt")
         if isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt):
             if len(prompt) > 1:
@@ -278,16 +278,16 @@ Dialect = Completions | ChatCompletions | Generate
 
 
 def last_events(dialect: Dialect, answer: Answer) -> list[dict[str, Any]]:
-    """Yields a last event with the finish reason, if this was not known when the choice's last token was sent.
-    Otherwise yields nothing, because some clients fail on an event without choices.
+    """Returns a last event with the finish reason, if this was not known when the choice's last token was sent.
+    Otherwise returns no event, because some clients fail on an event without tokens.
     """
     ended_early = answer.finish_reason == "stop" and answer.matched is None
     return [dialect.part(answer, Part("", len(answer.tokens)))] if ended_early else []
 
 
 def closing_events(dialect: Dialect, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Yields the stream's last event, with token counts, after all choices. Yields nothing unless the request asks for
-    token counts.
+    """Returns the stream's last event, with token counts, which is sent after all choices. Returns no event unless the
+    request asks for token counts.
     """
     if not answers[0].generation.closing_usage:
         return []

@@ -92,7 +92,9 @@ class Fields:
         return tokens
 
     def allow_only(self, neutral: Mapping[str, Sequence[Any]], why: str) -> None:
-        """Refuses fields of features that real mode lacks, unless the value asks for nothing."""
+        """Raises RefusedError for fields of features that real mode lacks. neutral: for each field, the values that
+        switch its feature off, which are accepted. why: the reason, for the message.
+        """
         for name, values in neutral.items():
             value = self._values.get(name)
             if value is not None and value not in values:

@@ -29,7 +29,7 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
         "num_retracted_reqs": "num_retracted",
     },
 }
-"""For each role: SGLang's names of the instance's levels."""
+"""For each role: SGLang's metrics, each with the field of Levels that has its value."""
 
 
 class Gauge(NamedTuple):

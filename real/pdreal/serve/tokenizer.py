@@ -19,7 +19,7 @@ from pdsim.inputs import InputError, read_json
 NUM_BYTES = 256
 END_OF_TEXT = 0
 SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
-"""Spellings of tokens that are not one character."""
+"""Pattern of the spellings of tokens that are not spelled as one character."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 

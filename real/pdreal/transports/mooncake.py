@@ -36,9 +36,10 @@ BATCH_DESCRIPTORS = 2048
 """Maximum number of descriptors in one call to the engine. The engine takes 0.3 us to read each descriptor, and
 meanwhile no Python code runs: for all slices of a request this would take as long as a forward."""
 _POLLED_BYTES = 1 << 20
-"""TCP writes in which each range has at least this size are waited for in sleep, because the engine's own wait keeps
-busy a CPU core that its I/O needs. On a CPU all writes are waited for in sleep, because models compute on these
-cores."""
+"""If each range of a TCP write has at least this size, the thread that writes sleeps while it waits: the engine's own
+wait would keep a CPU core busy that the engine's I/O needs. If models compute on the CPU, the thread sleeps for all
+writes.
+"""
 _POLL_S = 20e-6
 _DONE, _RUNNING = 1, 0
 

@@ -116,7 +116,9 @@ def _hint(problem: str) -> str:
 
 class Regions:
     def __init__(self, rows: Iterable[tuple[int, int, int]]) -> None:
-        """regions: (address in the peer, bytes, address of the mapping here)."""
+        """rows: for each region: its address in the peer, its size in bytes, and the address at which it is mapped
+        here.
+        """
         begins, sizes, mapped = np.array(sorted(rows), np.int64).reshape(-1, 3).T
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
