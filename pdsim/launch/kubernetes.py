@@ -22,6 +22,7 @@ from pdsim.launch.commands import (
     replay_flags,
     spanned,
 )
+from pdsim.launch.gateway import gateway_flags
 from pdsim.launch.manifests import GPU_LABEL, Manifest
 from pdsim.launch.words import Expanded, command_words, container_words
 from pdsim.scenario.building.sizing import resolve, roles
@@ -140,7 +141,7 @@ def _access(app: str) -> list[Manifest]:
 
 
 def _gateway(made: Launch, scenario: Scenario, app: str, model: str) -> Manifest:
-    flags = [flag for flag in sglang.gateway_flags(made, scenario, {}) if flag[0] != "host"]
+    flags = [flag for flag in gateway_flags(made, scenario, {}) if flag[0] != "host"]
     selectors = {
         role: [f"{name}={value}" for name, value in manifests.labels(app, role).items()] for role in roles(scenario)
     }

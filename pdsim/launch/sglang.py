@@ -12,9 +12,7 @@ from typing import Any
 from pdsim.launch.bench_serving import bench_flags
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
-    GATEWAY_PORT,
     HOST,
-    THRESHOLDS,
     TIMES,
     Aside,
     Launch,
@@ -27,16 +25,15 @@ from pdsim.launch.commands import (
     one_of,
     places,
     quantization,
-    thresholds,
     weights,
 )
 from pdsim.launch.divided_kv import attention_backend
 from pdsim.launch.drafts import draft_flags
 from pdsim.launch.encoding import ENCODE_RULES, add_encode_instances, language_flags
+from pdsim.launch.gateway import GATEWAY_RULES, gateway_flags
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, ShortestPromptFirst
-from pdsim.policy.routing import CacheAware, LeastLoaded
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name
@@ -57,7 +54,6 @@ MEETING_PORT = 20000
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
 """Values of --kv-cache-dtype, by pdsim's types. SGLang 0.5.12 called fp4 `fp4_e2m1`."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
-ROUTING_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 BACKENDS = ("mooncake", "nixl", "mori", "ascend")
 """Values of --disaggregation-transfer-backend, by pdsim's transports (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
 STORE_URL, STORE_PORT = "ASCEND_MF_STORE_URL", 24666
@@ -104,17 +100,6 @@ fields.
 """
 
 
-def _routing(value: Any, scenario: Scenario) -> str | None:
-    if value not in (*ROUTING_POLICIES, "least_loaded"):
-        return f"SGLang's gateway has {', '.join(ROUTING_POLICIES)}, and least_loaded by a threshold of cache_aware"
-    if scenario.aggregated is None:
-        router = scenario.router
-        thresholds = [_thresholds(policy) for policy in (router.prefill, router.decode)]
-        if None not in thresholds and thresholds[0] != thresholds[1]:
-            return "the gateway has one set of cache_aware thresholds; give both roles the same"
-    return None
-
-
 def _policy(value: Any, scenario: Scenario) -> str | None:
     if value not in SCHEDULE_POLICIES:
         return f"SGLang has {', '.join(SCHEDULE_POLICIES)}"
@@ -155,7 +140,6 @@ _SAID = (
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
     "decode.polling_interval",
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
-    *(f"router.{role}.{name}" for role in ("prefill", "decode") for name in THRESHOLDS.values()),
 )
 _DRIVES = ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
 _STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
@@ -172,10 +156,7 @@ RULES: dict[str, Rule] = {
     "prefill.layer_groups": "SGLang sends KV when a forward is done; give 0",
     "prefill.transfer": one_of(("every_chunk",), "SGLang"),
     "decode.admission": one_of(("reserve_decode_tokens",), "SGLang"),
-    "router.shedding": "SGLang's gateway limits requests by rate; leave it out",
-    "router.queue": "SGLang's gateway holds no request back while servers are busy; leave it out",
-    "router.prefill": _routing,
-    "router.decode": _routing,
+    **GATEWAY_RULES,
     "network.transport": lambda value, _: (
         None if value.partition("-")[0] in BACKENDS else f"SGLang moves KV by {' or '.join(BACKENDS)}"
     ),
@@ -225,48 +206,6 @@ def left_to_the_operator(scenario: Scenario) -> list[str]:
             "--mamba-radix-cache-strategy (--mamba-scheduler-strategy before 0.5.23): not in the scenario; auto"
         )
     return notes
-
-
-def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """Options of the gateway, with the URLs of the servers. Empty `at`: the gateway finds the servers itself."""
-    flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
-    router = scenario.router
-    if scenario.aggregated is not None:
-        if at:
-            flags.append(("worker-urls", [place.url for place in at["aggregated"]]))
-        flags.append(("policy", _routing_policy(router.prefill)))
-    else:
-        flags.append(("pd-disaggregation", True))
-        flags += [("prefill", [one.url, FIRST_BOOTSTRAP_PORT + i]) for i, one in enumerate(at.get("prefill", ()))]
-        flags += [("decode", [place.url]) for place in at.get("decode", ())]
-        flags += [(f"{role}-policy", _routing_policy(getattr(router, role))) for role in ("prefill", "decode")]
-    policies = [router.prefill] if scenario.aggregated else [router.prefill, router.decode]
-    flags += next(filter(None, map(_thresholds, policies)), {}).items()
-    if any(isinstance(policy, LeastLoaded) for policy in policies):
-        made.notes.append("router: least_loaded: cache_aware with a threshold above all matches; ties are random")
-    if scenario.aggregated is None and any(isinstance(one, CacheAware) and one.gateway == "main" for one in policies):
-        made.notes.append(
-            "router: cache_aware: the newest gateway of pip (sglang-router 0.3.2) ignores prefixes of prefill and "
-            "decode servers; build the gateway from source, or simulate it: router: {use: cache_aware, gateway: 0.3.2}"
-        )
-    if (health := scenario.health) is not None:
-        flags += [("retry-max-retries", health.max_retries), ("retry-jitter-factor", health.backoff_jitter)]
-    return flags
-
-
-def _routing_policy(policy: Any) -> str:
-    return "cache_aware" if isinstance(policy, LeastLoaded) else component_name(policy)
-
-
-def _thresholds(policy: Any) -> dict[str, float] | None:
-    """Options of the gateway's policy cache_aware that differ from the defaults. None: the gateway has another policy.
-
-    least_loaded is written as cache_aware with a threshold of 1: no match exceeds 1, so the gateway takes the worker
-    with the fewest requests (sgl-model-gateway/src/policies/cache_aware.rs).
-    """
-    if isinstance(policy, LeastLoaded):
-        return {"cache-threshold": 1.0}
-    return thresholds(policy) if isinstance(policy, CacheAware) else None
 
 
 def _add_servers(made: Launch, scenario: Scenario, role: str, at: Mapping[str, list[Place]], model: str) -> None:

@@ -211,6 +211,12 @@ class InstanceLoad(Protocol):
         """Number of prompt tokens of the instance's unfinished requests."""
 
     @property
+    def num_sessions(self) -> int:
+        """Number of sessions with unfinished requests at the instance. 0 unless the policy has `reads_sessions =
+        True`, and with router.counts: streams.
+        """
+
+    @property
     def num_pages(self) -> int:
         """Number of distinct whole pages of the instance's unfinished prompts. 0 unless the policy has `is_kv_aware =
         True`.
@@ -247,6 +253,12 @@ class RoutingView(Protocol):
     @property
     def page_size(self) -> int:
         """Page size in tokens of the router's memory of prompts."""
+
+    @property
+    def session(self) -> int:
+        """Number of the request's session. -1: the request has no session, or the policy has no `reads_sessions =
+        True`.
+        """
 
     @property
     def instances(self) -> Sequence[InstanceLoad]:

@@ -119,6 +119,17 @@ def test_flags_of_a_frontend_are_a_policy_of_both_roles(flags, router):
     assert router_of("frontend", words, {}, is_pair=True) == ({"prefill": router, "decode": router}, [])
 
 
+def test_flags_of_a_gateway_are_a_policy_of_both_roles():
+    flags = {"policy": "manual", "assignment-mode": "min_group", "max-idle-secs": "90", "eviction-interval-secs": "5"}
+    manual = {"use": "manual", "assignment_mode": "min_group", "max_idle": "90 s", "eviction_interval": "5 s"}
+    assert router_of("gateway", flags, {}, is_pair=True) == ({"prefill": manual, "decode": manual}, [])
+    assert router_of("gateway", {**flags, "policy": "random"}, {}, is_pair=False)[1] == [
+        "--assignment-mode",
+        "--max-idle-secs",
+        "--eviction-interval-secs",
+    ]
+
+
 def test_a_graph_of_components(tmp_path):
     found = imported(tmp_path, "dgd.yaml", COMPONENTS)
     assert sizes(found) == {"prefill": (3, 1, 1), "decode": (1, 2, 1)}

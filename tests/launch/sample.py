@@ -115,6 +115,8 @@ OTHER = {
             "{use: dynamo_kv, router_temperature: 0.5}",
             "llm_d",
             *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random")),
+            *(f"{{use: manual, {setting}}}" for setting in ("assignment_mode: min_group", "max_idle: 7 s")),
+            *(f"{{use: manual, {setting}}}" for setting in ("eviction_interval: 7 s", "max_idle: 7.5 s", "seed: 7")),
         ]
         for role in ("prefill", "decode")
     },

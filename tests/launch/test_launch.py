@@ -578,3 +578,20 @@ def test_decode_divides_kv(engine, flags):
     pool = "--num-gpu-blocks-override 8192" if engine == "vllm" else "--max-total-tokens 131072"
     assert pool in server.replace(" \\\n ", "")
     assert (engine == "vllm") != ("--attention-backend flashinfer" in server.replace(" \\\n ", ""))
+
+
+MANUAL = "{use: manual, assignment_mode: min_group, max_idle: 90 s}"
+
+
+def test_the_policy_manual_of_the_gateway():
+    commands, notes = text("sglang", scenario(("router", f"{{prefill: {MANUAL}, decode: {MANUAL}}}")))
+    assert any(
+        "--prefill-policy manual --decode-policy manual --assignment-mode min_group --max-idle-secs 90"
+        in command.replace(" \\\n ", "")
+        for command in commands
+    )
+    assert any("X-SMG-Routing-Key" in note for note in notes)
+    with pytest.raises(ConfigError, match="one set of settings of manual"):
+        text("sglang", scenario(("router", f"{{prefill: {MANUAL}, decode: manual}}")))
+    with pytest.raises(ConfigError, match="whole seconds"):
+        text("sglang", scenario(("router", "{use: manual, max_idle: 1.5 s}")))

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.message_text import from_json, to_json
-from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone
+from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone, Serve
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import RandomChoice, RoundRobin
-from pdsim.policy.sessions import SessionAffinity
+from pdsim.policy.sessions import Manual, SessionAffinity
 from tests.support import run, small
 
 NAMES = ["a", "b", "c"]
@@ -38,7 +38,7 @@ def test_a_session_stays_until_it_was_idle_for_its_time(steps):
         live.append((number, session, picked))
         for _ in range(min(num_ended, len(live))):
             ended, of_session, place = live.pop(0)
-            role.release(place, 10, ended, now_ns)
+            role.release(place, 10, ended, of_session, now_ns)
             idle_since[of_session] = now_ns
 
 
@@ -92,3 +92,80 @@ def test_turns_of_a_session_find_what_earlier_turns_left():
     kept = num_computed_tokens({"use": "session_affinity", "otherwise": "round_robin"})
     assert 8 * 4 * 200 <= kept <= 8 * 4 * 200 + 8 * 3 * (3 + 4)
     assert 1.25 * kept < num_computed_tokens("round_robin")
+
+
+gaps_ns = st.sampled_from([0, 10, 50, 100])
+moves = st.lists(st.tuples(st.integers(-1, 2), gaps_ns, st.integers(0, 3), st.integers(0, 4)), max_size=40)
+COUNTS = {
+    "random": lambda live, name: 0,
+    "min_load": lambda live, name: sum(place == name for _, _, place in live),
+    "min_group": lambda live, name: len({one for _, one, place in live if place == name and one >= 0}),
+}
+
+
+@given(moves, st.sampled_from(list(COUNTS)), st.sampled_from([0, 50, 70]))
+def test_manual_is_its_twin(moves, mode, interval_ns):
+    """Twin: a table of the sessions' instances. Every interval_ns all sessions leave it that were idle for max_idle."""
+    role = RoleRouter(NAMES, Manual(mode, TTL_NS, interval_ns), "prefill")
+    table, last_ns, live, down = {}, {}, [], set()
+    now_ns, every_ns = 0, interval_ns or 10**9
+    for number, (session, gap_ns, num_ended, turned) in enumerate(moves):
+        for due_ns in range(now_ns // every_ns * every_ns + every_ns, now_ns + gap_ns + 1, every_ns):
+            table = {one: places for one, places in table.items() if due_ns - last_ns[one] < TTL_NS}
+        now_ns += gap_ns
+        if turned < 3 and len(down ^ {NAMES[turned]}) < 3:
+            down ^= {NAMES[turned]}
+            role.note((Drain if NAMES[turned] in down else Serve)(NAMES[turned]))
+        up = [name for name in NAMES if name not in down]
+        picked = role.pick(Spans.of(number, 10), now_ns, "", number, session)
+        if session < 0:
+            assert picked in up
+        elif kept := [name for name in table.get(session, []) if name in up]:
+            assert picked == kept[0]
+        else:
+            assert COUNTS[mode](live, picked) == min(COUNTS[mode](live, name) for name in up)
+            table[session] = [*table.get(session, [])[-1:], picked]
+        last_ns[session] = now_ns
+        live.append((number, session, picked))
+        for _ in range(min(num_ended, len(live))):
+            ended, of_session, place = live.pop(0)
+            role.release(place, 10, ended, of_session, now_ns)
+
+
+def test_a_session_remembers_two_instances():
+    """It returns to the first of them that is up."""
+    role = RoleRouter(NAMES, Manual(), "prefill")
+
+    def picked():
+        return role.pick(Spans.of(0, 10), 0, session=1)
+
+    first = picked()
+    role.note(Drain(first))
+    second = picked()
+    assert second != first
+    role.note(Serve(first))
+    assert picked() == first
+    role.note(Drain(first))
+    role.note(Drain(second))
+    third = picked()
+    assert {first, second, third} == {*NAMES}
+    role.note(Serve(first))
+    assert picked() == third
+
+
+@pytest.mark.parametrize(("now_ns", "is_kept"), [(149, True), (150, False)])
+def test_a_session_is_forgotten_when_the_router_looks(now_ns, is_kept):
+    """The router looks every 50 ns. The session's instance is the busiest, so a forgotten session moves."""
+    role = RoleRouter(NAMES, Manual("min_load", TTL_NS, 50), "prefill")
+    first = role.pick(Spans.of(0, 10), 50, session=1)
+    assert (role.pick(Spans.of(0, 10), now_ns, session=1) == first) == is_kept
+
+
+def test_of_streams_no_session_is_counted():
+    """The gateway looks for the routing keys of streams in answers, which have none."""
+    role = RoleRouter(NAMES, Manual("min_group"), "decode")
+    role.counts_streams = True
+    for session in range(9):
+        role.count(role.pick(Spans.of(session, 10), 0, session=session), 1, 10)
+    assert sum(load.num_requests for load in role.loads) == 9
+    assert [load.num_sessions for load in role.loads] == [0, 0, 0]

@@ -34,9 +34,11 @@ class RankedRouter(RoleRouter):
         server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
-    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
+    def release(
+        self, instance_id: str, num_tokens: int, request_id: int = 0, session: int = -1, now_ns: int = 0
+    ) -> None:
         server = self._server_of[instance_id]
-        super().release(server, num_tokens, request_id, now_ns)
+        super().release(server, num_tokens, request_id, session, now_ns)
         self._ranks[server].release(instance_id, num_tokens)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:

@@ -1,7 +1,7 @@
 """Chooses an instance of one role for each request, by a routing policy. Keeps the data that the policy sees."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
@@ -33,10 +33,20 @@ class RoutedLoad:
     num_pages: int = 0
     num_queued: int = 0
     page_use: float = 0.0
+    sessions: dict[int, int] = field(default_factory=dict)
+    """Number of unfinished requests of each session that has any."""
 
-    def add(self, num_requests: int, num_tokens: int) -> None:
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
+
+    def add(self, num_requests: int, num_tokens: int, session: int = -1) -> None:
         self.num_requests += num_requests
         self.num_tokens += num_tokens
+        if session >= 0:
+            self.sessions[session] = self.sessions.get(session, 0) + num_requests
+            if not self.sessions[session]:
+                del self.sessions[session]
 
 
 class RoleRouter:
@@ -122,7 +132,7 @@ class RoleRouter:
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         if not self.counts_streams:
-            self._loads[instance_id].add(1, len(prompt))
+            self._loads[instance_id].add(1, len(prompt), session)
         if self._work is not None:
             self._loads[instance_id].num_pages += len(prompt) // self.page_size
             self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
@@ -132,9 +142,11 @@ class RoleRouter:
             self._remembered.add(prompt, instance_id)
         return instance_id
 
-    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
+    def release(
+        self, instance_id: str, num_tokens: int, request_id: int = 0, session: int = -1, now_ns: int = 0
+    ) -> None:
         if not self.counts_streams:
-            self._loads[instance_id].add(-1, -num_tokens)
+            self._loads[instance_id].add(-1, -num_tokens, session)
         if self._work is not None:
             self._loads[instance_id].num_pages -= num_tokens // self.page_size
             self._work.remove(request_id)

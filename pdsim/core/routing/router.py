@@ -90,9 +90,9 @@ class _Request:
         return self.arrival.request_id
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """Number of prompt tokens and request id: the arguments of RoleRouter.release after the instance id."""
-        return self.num_tokens, self.arrival.request_id
+    def counted(self) -> tuple[int, int, int]:
+        """Prompt tokens, request id and session: the arguments of RoleRouter.release after the instance id."""
+        return self.num_tokens, self.arrival.request_id, self.arrival.session
 
     @property
     def priority(self) -> int:

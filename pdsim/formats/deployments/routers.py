@@ -7,9 +7,9 @@ from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite
 from pdsim.launch.commands import THRESHOLDS
 from pdsim.launch.dynamo import KV_SETTINGS, QUEUE_ORDERS, QUEUE_SETTINGS, ROUTER_MODES
+from pdsim.launch.gateway import MANUAL, POLICIES
 
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
-_POLICIES = ("cache_aware", "round_robin", "random", "power_of_two")
 _TTL = "router-session-affinity-ttl-secs"
 _SILENT = {
     "host", "port", "http-host", "http-port", "pd-disaggregation", "vllm-pd-disaggregation", "prefill",
@@ -35,14 +35,15 @@ def router_of(
         found = _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair)
         queue = _queue(flags) if mode == "kv" else {}
         return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair) | queue, aside
-    known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
-    aside = [f"--{name}" for name in flags if name not in known]
     both = flags.get("policy", "cache_aware")
     names = {role: str(flags.get(f"{role}-policy", both)) for role in ("prefill", "decode")}
-    unknown = [name for name in names.values() if name not in _POLICIES]
+    known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
+    known |= MANUAL.keys() if "manual" in names.values() else set()
+    aside = [f"--{name}" for name in flags if name not in known]
+    unknown = [name for name in names.values() if name not in POLICIES]
     if unknown:
-        return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(_POLICIES)}"]
-    return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair), aside
+        return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(POLICIES)}"]
+    return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair, manual=_manual(flags)), aside
 
 
 def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
@@ -69,15 +70,25 @@ def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str,
     return {ours: finite(flags[flag]) for flag, ours in names.items() if isinstance(flags.get(flag), str)}
 
 
-def _of_roles(names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool) -> dict[str, Any]:
+def _manual(flags: Mapping[str, Value]) -> dict[str, Any]:
+    """The given settings of the gateway's policy manual."""
+    given = {ours: flags[flag] for flag, ours in MANUAL.items() if isinstance(flags.get(flag), str)}
+    return {name: value if name == "assignment_mode" else f"{finite(value):g} s" for name, value in given.items()}
+
+
+def _of_roles(
+    names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool, manual: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The policy of each role. cache_aware with a match threshold of 1 becomes least_loaded, which `pdsim launch`
-    writes in this way.
+    writes in this way. manual: settings of the policy manual.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():
         policy: Any = name
         if name == "cache_aware" and settings.get("match_threshold") == 1:
             policy = "least_loaded"
+        elif name == "manual" and manual:
+            policy = {"use": name, **manual}
         elif name in ("cache_aware", "dynamo_kv") and settings:
             numbers = {
                 ours: int(value) if ours == "balance_abs_threshold" else value for ours, value in settings.items()

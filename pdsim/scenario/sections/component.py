@@ -103,6 +103,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "dynamo_kv": "pdsim.policy.dynamo:DynamoKv",
         "llm_d": "pdsim.policy.llm_d:LlmD",
         "session_affinity": "pdsim.policy.sessions:SessionAffinity",
+        "manual": "pdsim.policy.sessions:Manual",
     },
     protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.routing:PrefixBased",

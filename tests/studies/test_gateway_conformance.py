@@ -1,0 +1,21 @@
+"""Whether pdsim's policy manual makes the choices of SGLang's own gateway (experiments/conformance/gateway)."""
+
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+STUDY = Path("experiments/conformance/gateway")
+
+
+@pytest.fixture
+def study(monkeypatch):
+    monkeypatch.syspath_prepend(str(STUDY))
+    return import_module("compare_gateway")
+
+
+def test_choices_are_the_gateways(study):
+    found = {name: study.compare(name) for name in study.LOADS}
+    assert {name: one.num_differing for name, one in found.items()} == dict.fromkeys(found, 0)
+    assert sum(one.num_choices for one in found.values()) == 1200
+    assert sum(one.num_open for one in found.values()) < 250
