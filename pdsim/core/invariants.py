@@ -68,7 +68,7 @@ def check_all_idle(machines: Iterable[Any]) -> None:
             _require(not machine.held, "LEAK-5", "requests in a receiver", machine.held, machine.instance_id)
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
         elif isinstance(machine, EncodeInstance):
-            _require(not machine.waiting_for(), "LEAK-8", "images in an encode instance", machine.waiting, machine)
+            _require(not machine.waiting_for(), "LEAK-8", "media in an encode instance", machine.waiting, machine)
         elif isinstance(machine, EmbeddingReceiver):
             _require(not machine.waiting, "LEAK-8", "requests without embeddings", machine.waiting, machine.instance_id)
         elif isinstance(machine, Router):

@@ -8,7 +8,7 @@ instance asks its executor to run.
 from dataclasses import dataclass
 from typing import Any
 
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.transfer.staging_ring import Span, Watermark
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
@@ -27,8 +27,8 @@ class Arrival:
     """True: the request ends only at its longest output (ignore_eos)."""
     session: int = -1
     """Session that the client names. Only some routing policies read it. -1: no session."""
-    images: tuple[Image, ...] = ()
-    """Images of the prompt that are to be encoded, in the prompt's order."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and audio clips of the prompt that are to be encoded, in the prompt's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class NewRequest:
     decode_id: str
     priority: int = 0
     ignores_eos: bool = False
-    images: tuple[Image, ...] = ()
-    """Images of the prompt that encode instances are to encode. Empty: there are none, or all embeddings are here."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and audio clips of the prompt that encode instances are to encode. Empty: there are none, or all
+    embeddings are here."""
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -53,19 +54,25 @@ class NewRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodeImages:
-    """Language server to encode instance: encode these images of a request."""
+class EncodeMedia:
+    """Language server to encode instance: encode these images, or these audio clips, of a request."""
 
     request_id: int
     part: int
-    """Number of this part of the request's images. Each encode instance gets at most one."""
-    images: tuple[Image, ...]
+    """Number of this part of the request's media. Each encode instance gets at most one part of images, and one of
+    audio clips."""
+    items: tuple[MediaItem, ...]
+    """Items of one modality, in the prompt's order."""
     language_id: str
     """Prefill or aggregated instance that waits for the embeddings."""
 
     @property
     def num_tokens(self) -> int:
-        return sum([image.num_tokens for image in self.images])
+        return sum([item.num_tokens for item in self.items])
+
+    @property
+    def modality(self) -> Modality:
+        return self.items[0].modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,7 +567,7 @@ Outcome = PrefillDone | Finished | Failed
 RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | PutOut | Outcome
 CopyMessage = LoadedBack | Offloaded | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
-EncodeMessage = EncodeImages | EmbeddingsArrived
+EncodeMessage = EncodeMedia | EmbeddingsArrived
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
 ScalingMessage = ClusterSeen | MetricsSeen | Serve | Drain
@@ -705,10 +712,10 @@ class MixedStep:
 
 @dataclass(frozen=True, slots=True)
 class EncodeStep:
-    """Encode the images of these parts in one forward of an encode instance."""
+    """Encode the media of these parts in one forward of an encode instance. All parts have the same modality."""
 
     step_id: int
-    parts: tuple[EncodeImages, ...]
+    parts: tuple[EncodeMedia, ...]
 
 
 PureStep = PrefillStep | DecodeStep

@@ -1,22 +1,22 @@
-"""Durations of image encoders, by roofline. No row measured an encoder."""
+"""Durations of encoders of images and audio, by roofline. No row measured an encoder."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pdsim.core.encode.embedding_cache import EmbeddingCache
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.messages import PrefillStep
 from pdsim.core.routing.router import request_of
 from pdsim.cost.settings import Roofline
 from pdsim.cost.step_times import StepTimes
 from pdsim.system.catalog import GpuSpec
-from pdsim.system.encoder import VisionEncoder
+from pdsim.system.encoder import Encoder
 
 
 class EncoderTimes:
-    """Times of forwards of an image encoder on one GPU, or divided over several."""
+    """Times of forwards of an encoder on one GPU, or divided over several."""
 
-    def __init__(self, encoder: VisionEncoder, gpu: GpuSpec, *, num_gpus: int = 1, factor: float = 1) -> None:
+    def __init__(self, encoder: Encoder, gpu: GpuSpec, *, num_gpus: int = 1, factor: float = 1) -> None:
         """factor: multiplies all times. The shares of nominal rates, and the time of launching a layer, are those of
         the cost model roofline.
         """
@@ -29,50 +29,54 @@ class EncoderTimes:
         self._reading_ns = 1e9 * encoder.weight_bytes / (num_gpus * gpu.memory_bandwidth * rates.memory_efficiency)
         self._launch_ns = rates.prefill_layer_ns * encoder.num_layers
 
-    def ns(self, image_tokens: Sequence[int]) -> int:
-        """Duration in ns of one forward over images with these numbers of tokens, at least 1. Without images: 0."""
-        if not image_tokens:
+    def ns(self, item_tokens: Sequence[int]) -> int:
+        """Duration in ns of one forward over items with these numbers of tokens, at least 1. Without items: 0."""
+        if not item_tokens:
             return 0
-        matrices_ns = 1e9 * self._encoder.matrix_flops_per_token * sum(image_tokens) / self._matrix_flops
-        attention = sum([self._encoder.attention_flops(num_tokens) for num_tokens in image_tokens])
+        matrices_ns = 1e9 * sum(map(self._encoder.matrix_flops, item_tokens)) / self._matrix_flops
+        attention = sum(map(self._encoder.attention_flops, item_tokens))
         work_ns = max(matrices_ns, self._reading_ns) + 1e9 * attention / self._attention_flops
         return max(1, round(self._factor * max(work_ns, self._launch_ns)))
 
 
 @dataclass(kw_only=True)
 class EncodingStepTimes(StepTimes):
-    """Step times of a server that encodes images itself, within the forward that computes their tokens.
+    """Step times of a server that encodes images and audio clips itself, within the forward that computes their tokens.
 
-    A forward encodes, in one call, each image of which it computes a token, unless the cache has its embeddings (SGLang
-    0.5.23, managers/mm_schedule.py:541, _get_chunked_prefill_embedding). Without a cache, an image that two chunks
-    share is encoded twice.
+    A forward encodes each item of which it computes a token, unless the cache has its embeddings: in one call for each
+    modality (SGLang 0.5.23, managers/mm_schedule.py:541, _get_chunked_prefill_embedding). Without a cache, an item that
+    two chunks share is encoded twice.
     """
 
-    encoder: EncoderTimes
-    images: Mapping[int, Sequence[Image]]
-    """Images of each request that has any, by the client's id."""
-    embedding_bytes: int
-    """Bytes of the embeddings of one token."""
+    encoders: Mapping[str, EncoderTimes]
+    media: Mapping[int, Sequence[MediaItem]]
+    """Images and audio clips of each request that has any, by the client's id."""
+    embedding_bytes: Mapping[str, int]
+    """Bytes of the embeddings of one token, by modality."""
     cache: EmbeddingCache
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration in ns of a forward and of encoding its images."""
-        encoding_ns = self.encoder.ns([image.num_tokens for image in self._missing(step)])
+        """Duration in ns of a forward and of encoding its images and audio clips."""
+        missing = self._missing(step)
+        encoding_ns = sum(
+            times.ns([item.num_tokens for item in missing if item.modality == modality])
+            for modality, times in self.encoders.items()
+        )
         return super().prefill_ns(step, start_ns, expert_tokens) + encoding_ns
 
     def restart(self) -> None:
         super().restart()
         self.cache.clear()
 
-    def _missing(self, step: PrefillStep) -> Iterable[Image]:
-        """Different images of the forward that the cache lacks. Then the cache has them, as far as they fit."""
+    def _missing(self, step: PrefillStep) -> list[MediaItem]:
+        """Different items of the forward that the cache lacks. Then the cache has them, as far as they fit."""
         found = {
-            image.image_id: image
+            (item.modality, item.media_id): item
             for chunk in step.chunks
-            for image in self.images.get(request_of(chunk.request_id), ())
-            if image.is_in(chunk.num_context_tokens, chunk.num_tokens)
+            for item in self.media.get(request_of(chunk.request_id), ())
+            if item.modality in self.encoders and item.is_in(chunk.num_context_tokens, chunk.num_tokens)
         }
-        missing = [image for image in found.values() if not self.cache.has(image.image_id)]
-        for image in missing:
-            self.cache.add(image.image_id, image.num_tokens * self.embedding_bytes)
-        return missing
+        missing = {key: item for key, item in found.items() if not self.cache.has(key)}
+        for key, item in missing.items():
+            self.cache.add(key, item.num_tokens * self.embedding_bytes[item.modality])
+        return list(missing.values())

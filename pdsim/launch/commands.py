@@ -224,6 +224,7 @@ RULES: dict[str, Rule] = {
     "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
     "encode": "only --engine sglang launches encode instances; leave it out",
     "workload.images": "only SGLang's bench_serving is launched with images; leave them out",
+    "workload.audio_clips": "the benchmarks that are launched send no audio clips; leave them out",
     "faults": Aside("simulated failures have no flags"),
 }
 """What launches of all engines do with each field, by the field's path."""

@@ -87,12 +87,14 @@ class Recorder:
         num_output_tokens: int,
         now_ns: int,
         request_class: str = "",
-        num_image_tokens: int = 0,
     ) -> None:
         record = RequestRecord(request_id, num_prompt_tokens, num_output_tokens, now_ns, request_class=request_class)
-        record.num_image_tokens = num_image_tokens
         self._requests[request_id] = record
         self.records.requests.append(record)
+
+    def on_media(self, request_id: int, num_image_tokens: int, num_audio_tokens: int) -> None:
+        record = self._requests[request_id]
+        record.num_image_tokens, record.num_audio_tokens = num_image_tokens, num_audio_tokens
 
     def on_routed(self, request_id: int, prefill_id: str, decode_id: str, now_ns: int) -> None:
         record = self._requests[request_id]

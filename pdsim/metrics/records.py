@@ -62,10 +62,12 @@ class RequestRecord:
     """Class of the request, from its trace. Empty: no class."""
     num_image_tokens: int = 0
     """Prompt tokens that stand for images."""
+    num_audio_tokens: int = 0
+    """Prompt tokens that stand for audio clips."""
     encode_id: str = ""
-    """Encode instance whose embeddings arrived last. Empty: no encode instance encoded images of the request."""
+    """Encode instance whose embeddings arrived last. Empty: no encode instance encoded media of the request."""
     encode_start_ns: int | None = None
-    """Time when this instance began to encode the request's images, or found their embeddings in its cache."""
+    """Time when this instance began to encode the request's media, or found their embeddings in its cache."""
     encode_end_ns: int | None = None
     """Time when this instance had encoded them."""
     embeddings_ns: int | None = None

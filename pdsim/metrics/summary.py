@@ -29,6 +29,7 @@ def summarize(
     duration_s = (end_ns - start_ns) / _S
     input_tokens = sum(r.num_prompt_tokens for r in done)
     image_tokens = sum(r.num_image_tokens for r in done)
+    audio_tokens = sum(r.num_audio_tokens for r in done)
     output_tokens = sum(r.num_output_tokens for r in done)
     e2e = Samples(e2e_ms(r) for r in done)
     ttft = Samples(ttft_ms(r) for r in done)
@@ -42,7 +43,7 @@ def summarize(
         "duration": duration_s,
         "completed": len(done),
         "total_input_tokens": input_tokens,
-        "total_input_text_tokens": input_tokens - image_tokens,
+        "total_input_text_tokens": input_tokens - image_tokens - audio_tokens,
         "total_input_vision_tokens": image_tokens,
         "total_output_tokens": output_tokens,
         "total_output_tokens_retokenized": output_tokens,

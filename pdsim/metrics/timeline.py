@@ -92,7 +92,7 @@ def _step_event(step: StepRecord, pid: int) -> Event:
     batch = {
         "prefill": f"{step.num_requests} prompts",
         "decode": f"batch {step.num_requests} x {step.num_steps}",
-        "encode": f"images of {step.num_requests} requests",
+        "encode": f"media of {step.num_requests} requests",
     }[step.kind]
     sizes = {"tokens": step.num_tokens, "context": step.num_context_tokens}
     gpu_ns = step.first_ns if step.num_steps == 1 else step.duration_ns  # of the GPUs that take it first

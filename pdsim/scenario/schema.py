@@ -170,7 +170,7 @@ class Scenario(Section):
     aggregated: AggregatedSettings | None = None
     """Servers that both prefill and decode, instead of `prefill` and `decode`."""
     encode: EncodeSettings | None = None
-    """Encode instances, which encode the images of prompts (EPD). None: servers that compute prompts encode images
+    """Encode instances, which encode images and audio of prompts (EPD). None: servers that compute prompts encode media
     themselves, within their forwards."""
     router: Annotated[RouterSettings, BeforeValidator(by_role), OrShort("use")] = RouterSettings()
     """Policies that choose the instances of a request. `router: NAME` sets one policy for both roles."""

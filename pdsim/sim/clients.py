@@ -216,8 +216,9 @@ class Clients:
     def arrive(self, spec: RequestSpec) -> None:
         """Records that a client has sent a request."""
         sizes = spec.request_id, len(spec.prompt), len(spec.output)
-        images = spec.num_image_tokens if spec.images else 0
-        self._recorder.on_arrival(*sizes, self._timeline.now_ns, spec.request_class, images)
+        self._recorder.on_arrival(*sizes, self._timeline.now_ns, spec.request_class)
+        if spec.media:
+            self._recorder.on_media(spec.request_id, spec.num_media_tokens("image"), spec.num_media_tokens("audio"))
         self._waiting.add(spec.request_id)
         if self.on_sent is not None:
             self.on_sent(spec.request_id)
@@ -227,8 +228,8 @@ class Clients:
             priority = self._priorities.get(spec.request_class, 0)
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
             named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
-            images = spec.images if self._has_encoders else ()
-            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), images))
+            media = spec.media if self._has_encoders else ()
+            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media))
 
     # The router and the attempts under way.
 

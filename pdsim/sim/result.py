@@ -71,9 +71,15 @@ class RunResult(RunTables):
         """Returns one line for each property of a real server that the run does not model, and for each cost outside
         its measured sizes.
         """
-        has_images = any(request.num_image_tokens for request in self.records.requests)
-        of_images = [unmeasured.of_images(self.scenario)] if has_images else []
-        return [*self.scenario.engine_warnings, *self._cost_warnings(), *of_images]
+        return [*self.scenario.engine_warnings, *self._cost_warnings(), *self._media_warnings()]
+
+    def _media_warnings(self) -> list[str]:
+        requests = self.records.requests
+        has_media = {
+            "image": any(request.num_image_tokens for request in requests),
+            "audio": any(request.num_audio_tokens for request in requests),
+        }
+        return [unmeasured.of_media(self.scenario, modality) for modality, is_there in has_media.items() if is_there]
 
     def _cost_warnings(self) -> list[str]:
         """Returns one line for each cost that was not measured, or that is used outside its measured sizes."""

@@ -1,8 +1,9 @@
-"""Sizes and work of a model's image encoder: a vision transformer over patches, and mergers that make prompt tokens of
-them. Names follow `vision_config` of Qwen's config.json.
+"""Sizes and work of a model's encoders of images and audio. Names follow `vision_config` and `audio_config` of Qwen's
+config.json.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 _ELEMENT_BYTES = 2
 """Encoders compute and send bf16 (SGLang 0.5.23, disaggregation/encoder/server.py:654: the type of the weights)."""
@@ -10,7 +11,9 @@ _ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class VisionEncoder:
-    """An image encoder. An image of n prompt tokens has n * merge_size**2 patches."""
+    """An image encoder: a vision transformer over patches, and mergers that make prompt tokens of them. An image of n
+    prompt tokens has n * merge_size**2 patches.
+    """
 
     num_layers: int
     hidden_size: int
@@ -53,11 +56,12 @@ class VisionEncoder:
     def weight_bytes(self) -> int:
         return self.num_params * _ELEMENT_BYTES
 
-    @property
-    def matrix_flops_per_token(self) -> int:
-        """FLOPs of one prompt token in matrix products: its patches in all layers, then the mergers."""
+    def matrix_flops(self, num_tokens: int) -> int:
+        """FLOPs of matrix products of an image of num_tokens prompt tokens: its patches in all layers, then the
+        mergers.
+        """
         of_patches = self._num_layer_params * self.num_layers + self._num_patch_params
-        return 2 * (self.patches_per_token * of_patches + self.num_params - of_patches)
+        return 2 * num_tokens * (self.patches_per_token * of_patches + self.num_params - of_patches)
 
     def attention_flops(self, num_tokens: int) -> int:
         """FLOPs of attention between the patches of one image of num_tokens prompt tokens."""
@@ -73,3 +77,65 @@ class VisionEncoder:
     @property
     def _num_patch_params(self) -> int:
         return 3 * self.temporal_patch_size * self.patch_size**2 * self.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEncoder:
+    """An audio encoder: a transformer over positions in time, as in Whisper, and projections that make prompt tokens of
+    them. Convolutions before the transformer are left out: in Qwen2-Audio they have 1 % of the parameters.
+    """
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    positions_per_token: int = 1
+    """Number of positions that a prompt token pools."""
+    padded_positions: int = 0
+    """Each clip has at least this number of positions, because shorter clips are padded (Qwen2-Audio: 30 s; SGLang
+    0.5.23, disaggregation/encoder/preprocessor.py:248)."""
+    window_positions: int
+    """A position attends to the positions of its window of this size."""
+    projection_sizes: tuple[int, ...]
+    """Widths of the layers that project a token, the last of them the width of an embedding."""
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the embeddings of one prompt token."""
+        return self.projection_sizes[-1] * _ELEMENT_BYTES
+
+    @property
+    def num_params(self) -> int:
+        """Number of parameters, without norms, biases, position embeddings and convolutions."""
+        return self._num_layer_params * self.num_layers + self._num_projection_params
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_params * _ELEMENT_BYTES
+
+    def matrix_flops(self, num_tokens: int) -> int:
+        """FLOPs of matrix products of a clip of num_tokens prompt tokens: its positions in all layers, then the
+        projections.
+        """
+        of_layers = self._num_positions(num_tokens) * self._num_layer_params * self.num_layers
+        return 2 * (of_layers + num_tokens * self._num_projection_params)
+
+    def attention_flops(self, num_tokens: int) -> int:
+        """FLOPs of attention between the positions of a clip of num_tokens prompt tokens."""
+        whole, rest = divmod(self._num_positions(num_tokens), self.window_positions)
+        pairs = whole * self.window_positions**2 + rest**2
+        return 4 * self.hidden_size * self.num_layers * pairs
+
+    def _num_positions(self, num_tokens: int) -> int:
+        return max(self.padded_positions, num_tokens * self.positions_per_token)
+
+    @property
+    def _num_layer_params(self) -> int:
+        return self.hidden_size * (4 * self.hidden_size + 2 * self.intermediate_size)
+
+    @property
+    def _num_projection_params(self) -> int:
+        widths = self.hidden_size, *self.projection_sizes
+        return sum([first * second for first, second in pairwise(widths)])
+
+
+Encoder = VisionEncoder | AudioEncoder

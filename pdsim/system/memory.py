@@ -256,10 +256,9 @@ class Layout:
 
     @property
     def weight_bytes_per_rank(self) -> float:
-        """Bytes of weights on one rank, of the model, its encoder and its draft."""
+        """Bytes of weights on one rank, of the model, its encoders and its draft."""
         shared, routed = self.model.shared_bytes, self.model.expert_bytes
-        if self.model.encoder is not None:
-            shared += self.model.encoder.weight_bytes
+        shared += sum([encoder.weight_bytes for encoder in self.model.encoders.values()])
         if self.draft is not None:
             shared, routed = shared + self.draft.own_bytes, routed + self.draft.expert_bytes
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import ClassVar, Literal
 
-from pdsim.system.encoder import VisionEncoder
+from pdsim.system.encoder import AudioEncoder, Encoder, VisionEncoder
 from pdsim.system.states import CHUNK_TOKENS
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
@@ -315,7 +315,14 @@ class ModelSpec:
     llama: LlamaArchitecture | None = None
     encoder: VisionEncoder | None = None
     """The image encoder. No other field includes it. None: there is none, or the entry leaves it out."""
+    audio_encoder: AudioEncoder | None = None
+    """The audio encoder. No other field includes it. None: there is none, or the entry leaves it out."""
     sources: dict[str, str]
+
+    @property
+    def encoders(self) -> dict[str, Encoder]:
+        found: dict[str, Encoder | None] = {"image": self.encoder, "audio": self.audio_encoder}
+        return {modality: encoder for modality, encoder in found.items() if encoder is not None}
 
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":
         """Returns the model with all weights in one data type."""

@@ -5,7 +5,7 @@ from itertools import count
 from random import Random
 from typing import NamedTuple, Protocol
 
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.sequence import Spans
 
 
@@ -30,12 +30,12 @@ class RequestSpec(NamedTuple):
     primes: bool = False
     """True: a closed loop sends this request at the start, and other requests wait until all such requests have ended.
     Metrics leave it out."""
-    images: tuple[Image, ...] = ()
-    """Images of the prompt, in its order."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and audio clips of the prompt, in its order."""
 
-    @property
-    def num_image_tokens(self) -> int:
-        return sum([image.num_tokens for image in self.images])
+    def num_media_tokens(self, modality: Modality) -> int:
+        """Number of prompt tokens that stand for images or for audio clips."""
+        return sum([item.num_tokens for item in self.media if item.modality == modality])
 
 
 def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:

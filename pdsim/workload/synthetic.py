@@ -1,10 +1,11 @@
 """Generated workloads, by the rules of common benchmark clients."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.sequence import Spans
 from pdsim.workload.lengths import Lengths, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams
@@ -12,12 +13,12 @@ from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversatio
 
 @dataclass(frozen=True, kw_only=True)
 class RandomLengths:
-    """Prompts of random lengths that share no prefix, except for equal images at their beginnings."""
+    """Prompts of random lengths that share no prefix, except for equal images and audio clips at their beginnings."""
 
     num_requests: int
     """Number of requests."""
     input_tokens: Lengths
-    """Distribution of prompt lengths, without images."""
+    """Distribution of prompt lengths, without images and audio clips."""
     output_tokens: Lengths
     """Distribution of output lengths."""
     images: Lengths | None = None
@@ -28,16 +29,29 @@ class RandomLengths:
     """Number of different images, of which each prompt's are drawn. None: all images are different."""
     image_share: float = 1.0
     """Share of the requests that have images. These requests are drawn at random."""
+    audio_clips: Lengths | None = None
+    """Distribution of the number of audio clips of a prompt. They come after its images. None: there are none."""
+    audio_tokens: Lengths | None = None
+    """Distribution of the number of tokens of an audio clip. Needed with audio_clips. A second of audio has 25 tokens
+    for Qwen2-Audio, and 13 for Qwen3-Omni."""
+    distinct_audio_clips: int | None = None
+    """Number of different audio clips, of which each prompt's are drawn. None: all clips are different."""
+    audio_share: float = 1.0
+    """Share of the requests that have audio clips. These requests are drawn at random."""
     classes: Mapping[str, float] | None = None
     """Shares of request classes, such as {chat: 0.7, batch: 0.3}. Each request's class is drawn at random. None:
     requests have no class."""
 
     def __post_init__(self) -> None:
         positive(self, num_requests=self.num_requests, distinct_images=self.distinct_images)
+        positive(self, distinct_audio_clips=self.distinct_audio_clips)
         if (self.images is None) != (self.image_tokens is None):
             raise ValueError("RandomLengths needs images and image_tokens together")
-        if not 0 <= self.image_share <= 1:
-            raise ValueError(f"RandomLengths needs image_share in [0, 1], found {self.image_share:g}")
+        if (self.audio_clips is None) != (self.audio_tokens is None):
+            raise ValueError("RandomLengths needs audio_clips and audio_tokens together")
+        for name, share in (("image_share", self.image_share), ("audio_share", self.audio_share)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"RandomLengths needs {name} in [0, 1], found {share:g}")
         if self.classes is not None and (min(self.classes.values(), default=0) < 0 or not sum(self.classes.values())):
             raise ValueError(f"classes are shares, none below 0 and at least one above 0, found {dict(self.classes)}")
 
@@ -48,43 +62,57 @@ class RandomLengths:
         for i in range(self.num_requests):
             num_output_tokens = outputs()
             specs.append(alone(i, inputs(), num_output_tokens))
-        if self.images is not None and self.image_tokens is not None:
-            draw = Images(rng, self.images, self.image_tokens, self.distinct_images)
-            has_images = rng.named("image requests").random
-            specs = [
-                draw.before(spec, first_stream=2 * self.num_requests) if has_images() < self.image_share else spec
-                for spec in specs
-            ]
+        first_stream = 2 * self.num_requests
+        for draw in self._media(rng):
+            specs = [draw.added(spec, first_stream) for spec in specs]
+            first_stream += max(draw.tokens, default=-1) + 1
         if not self.classes:
             return specs
         drawn = rng.named("classes").choices(list(self.classes), list(self.classes.values()), k=len(specs))
         return [spec._replace(request_class=name) for spec, name in zip(specs, drawn, strict=True)]
 
+    def _media(self, rng: Streams) -> Iterator["MediaDraw"]:
+        """Yields the draws of images, then of audio clips."""
+        if self.images is not None and self.image_tokens is not None:
+            yield MediaDraw(rng, "image", self.images, self.image_tokens, self.distinct_images, self.image_share)
+        if self.audio_clips is not None and self.audio_tokens is not None:
+            clips = self.audio_clips, self.audio_tokens, self.distinct_audio_clips
+            yield MediaDraw(rng, "audio", *clips, self.audio_share)
 
-class Images:
-    """Draws the images of prompts."""
 
-    def __init__(self, rng: Streams, counts: Lengths, tokens: Lengths, num_distinct: int | None) -> None:
-        """num_distinct: number of different images; None: all are different."""
-        self._count = counts.sampler(rng.named("images"))
-        self._draw_tokens = tokens.sampler(rng.named("image tokens"))
-        self._pick: Callable[[int], int] | None = None if num_distinct is None else rng.named("image ids").randrange
-        self._num_distinct = num_distinct or 0
-        self._tokens: dict[int, int] = {}
-        """Number of tokens of each image."""
+class MediaDraw:
+    """Draws the images, or the audio clips, of prompts."""
 
-    def before(self, spec: RequestSpec, first_stream: int) -> RequestSpec:
-        """Puts images before a prompt's text. first_stream: token stream of image 0."""
-        images: list[Image] = []
-        start = 0
+    def __init__(
+        self, rng: Streams, modality: Modality, counts: Lengths, tokens: Lengths, num_distinct: int | None, share: float
+    ) -> None:
+        """num_distinct: number of different items; None: all are different. share: share of requests with items."""
+        self._modality = modality
+        self._share = share
+        self._has_items = rng.named(f"{modality} requests").random
+        self._count = counts.sampler(rng.named({"image": "images", "audio": "audio clips"}[modality]))
+        self._draw_tokens = tokens.sampler(rng.named(f"{modality} tokens"))
+        self._pick = None if num_distinct is None else partial(rng.named(f"{modality} ids").randrange, num_distinct)
+        self.tokens: dict[int, int] = {}
+        """Number of tokens of each different item, by its number."""
+
+    def added(self, spec: RequestSpec, first_stream: int) -> RequestSpec:
+        """Puts drawn items before a prompt's text, after the media that it has. first_stream: token stream of item
+        0.
+        """
+        if self._has_items() >= self._share:
+            return spec
+        start = sum([item.num_tokens for item in spec.media])
+        items: list[MediaItem] = []
         for _ in range(self._count()):
-            image_id = len(self._tokens) if self._pick is None else self._pick(self._num_distinct)
-            if image_id not in self._tokens:
-                self._tokens[image_id] = self._draw_tokens()
-            images.append(Image(start, self._tokens[image_id], image_id))
-            start += images[-1].num_tokens
-        spans = [(first_stream + image.image_id, 0, image.num_tokens) for image in images]
-        return spec._replace(prompt=Spans([*spans, *spec.prompt.spans]), images=tuple(images))
+            media_id = len(self.tokens) if self._pick is None else self._pick()
+            if media_id not in self.tokens:
+                self.tokens[media_id] = self._draw_tokens()
+            items.append(MediaItem(start, self.tokens[media_id], media_id, self._modality))
+            start += items[-1].num_tokens
+        spans = [(first_stream + item.media_id, 0, item.num_tokens) for item in items]
+        before, text = spec.prompt.spans[: len(spec.media)], spec.prompt.spans[len(spec.media) :]
+        return spec._replace(prompt=Spans([*before, *spans, *text]), media=(*spec.media, *items))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.sequence import Spans
 from pdsim.workload.request_spec import RequestSpec
 
@@ -19,7 +19,7 @@ class TraceImages:
         self._known: dict[str, int] = {}
         self._next: list[int] = []
         """Images of the prompt that is being read."""
-        self._placed: dict[int, tuple[Image, ...]] = {}
+        self._placed: dict[int, tuple[MediaItem, ...]] = {}
         """Images of each request that has any, by request id."""
 
     def read(self, names: Sequence[str]) -> int:
@@ -42,7 +42,7 @@ class TraceImages:
         images = [image for image in before if image.start_token + image.num_tokens <= start]
         for number in own_images:
             if start >= 0:
-                images.append(Image(start, self._tokens, number))
+                images.append(MediaItem(start, self._tokens, number))
             start += self._tokens
         self._placed[spec.request_id] = tuple(images)
-        return spec._replace(images=tuple(images))
+        return spec._replace(media=tuple(images))

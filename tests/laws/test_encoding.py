@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.encode.image import Image
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.journal import from_lines, to_line
-from pdsim.core.messages import EncodeImages, EncodeStep, SendEmbeddings
+from pdsim.core.messages import EncodeMedia, EncodeStep, SendEmbeddings
 from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.cost.encoding import EncoderTimes
@@ -32,12 +32,12 @@ TOKEN_BYTES = 4096 * 4 * 2
 def with_images(i: int, sizes: list[tuple[int, int]], text: int, output: int, **changes: Any) -> RequestSpec:
     """A request whose prompt begins with images. sizes: number and tokens of each image."""
     images, start = [], 0
-    for image_id, num_tokens in sizes:
-        images.append(Image(start, num_tokens, image_id))
+    for media_id, num_tokens in sizes:
+        images.append(MediaItem(start, num_tokens, media_id))
         start += num_tokens
-    spans = [(1000 + image.image_id, 0, image.num_tokens) for image in images]
+    spans = [(1000 + image.media_id, 0, image.num_tokens) for image in images]
     spec = request(i, Spans([*spans, (10_000 + 2 * i, 0, text)]), output, **changes)
-    return spec._replace(images=tuple(images))
+    return spec._replace(media=tuple(images))
 
 
 @st.composite
@@ -88,15 +88,15 @@ def test_each_image_is_encoded_once_or_was_cached_and_all_bytes_are_sent(scenari
     assert traced.result.stall == []
     assert all(r.outcome == "finished" for r in traced.records.requests)
     given_parts = [entry.args[0] for entry in calls(traced, "on_message")]
-    asked = Counter((part.request_id, image) for part in given_parts for image in part.images)
-    assert asked == Counter((spec.request_id, image) for spec in traced.cluster.requests for image in spec.images)
+    asked = Counter((part.request_id, image) for part in given_parts for image in part.items)
+    assert asked == Counter((spec.request_id, image) for spec in traced.cluster.requests for image in spec.media)
     encoded = [part for step in steps(traced) for part in step.parts]
     assert len(set(encoded)) == len(encoded)
     assert set(encoded) <= set(given_parts)
     if scenario.encode.cache is None:
         assert len(encoded) == len(given_parts)
     assert sum(command.num_bytes for command in sent(traced)) == TOKEN_BYTES * sum(
-        spec.num_image_tokens for spec in traced.cluster.requests
+        spec.num_media_tokens("image") for spec in traced.cluster.requests
     )
 
 
@@ -106,7 +106,7 @@ def test_an_encode_instance_takes_all_that_waits_as_soon_as_it_is_free(scenario:
     """A naive twin: while nothing is cached, a batch begins when a part is there and the batch before has ended."""
     scenario = scenario.model_copy(update={"encode": scenario.encode.model_copy(update={"cache": None})})
     traced, times = run(scenario), EncoderTimes(load_model(MODEL).encoder, load_gpu("h100"))
-    arrived: dict[str, list[tuple[int, EncodeImages]]] = defaultdict(list)
+    arrived: dict[str, list[tuple[int, EncodeMedia]]] = defaultdict(list)
     for entry in calls(traced, "on_message"):
         arrived[entry.instance_id].append((entry.args[1], entry.args[0]))
     for name, waiting in arrived.items():
@@ -115,7 +115,7 @@ def test_an_encode_instance_takes_all_that_waits_as_soon_as_it_is_free(scenario:
             start_ns = max(free_ns, waiting[0][0])
             here = [part for at_ns, part in waiting if at_ns <= start_ns][: scenario.encode.max_batch_size]
             del waiting[: len(here)]
-            free_ns = start_ns + times.ns([image.num_tokens for part in here for image in part.images])
+            free_ns = start_ns + times.ns([image.num_tokens for part in here for image in part.items])
             expected.append((start_ns, free_ns - start_ns, len(here)))
         records = [step for step in traced.records.steps if step.instance_id == name]
         assert [(step.start_ns, step.duration_ns, step.num_requests) for step in records] == expected
@@ -148,7 +148,7 @@ def test_a_journal_replays_and_steps_may_be_joined(scenario: Scenario):
 @given(clusters())
 @examples(20)
 def test_without_images_encode_instances_change_nothing(scenario: Scenario):
-    texts = tuple(spec._replace(images=()) for spec in scenario.workload.specs)
+    texts = tuple(spec._replace(media=()) for spec in scenario.workload.specs)
     workload = type(scenario.workload)(texts)
     with_pool = scenario.model_copy(update={"workload": workload})
     without = with_pool.model_copy(update={"encode": None})
@@ -186,8 +186,8 @@ def test_images_are_spread_over_encode_instances_and_the_last_embeddings_count()
     scenario = small_aggregated(with_images(0, sizes, 4, 1), model=MODEL, encode={"gpu": "h100", "instances": 2})
     traced = run(scenario)
     parts = [entry.args[0] for entry in calls(traced, "on_message")]
-    assert sorted(len(part.images) for part in parts) == [2, 3]
-    assert [image for part in parts for image in part.images] == list(traced.cluster.requests[0].images)
+    assert sorted(len(part.items) for part in parts) == [2, 3]
+    assert [image for part in parts for image in part.items] == list(traced.cluster.requests[0].media)
     last = max(steps(traced), key=lambda step: step.parts[0].num_tokens).parts[0]
     (record,) = traced.records.requests
     assert record.encode_id == next(c.source for c in sent(traced) if c.part == last.part)
@@ -206,7 +206,7 @@ def test_embeddings_of_the_same_images_are_kept_as_far_as_they_fit(cache: str | 
 def own_encoding_ns(spec: RequestSpec, *others: RequestSpec, **changes: Any) -> list[int]:
     """Time in ns by which each forward of an aggregated server is longer than without images."""
     specs = (spec, *others)
-    texts = tuple(one._replace(images=()) for one in specs)
+    texts = tuple(one._replace(media=()) for one in specs)
     durations = [
         [step.duration_ns for step in run(small_aggregated(*these, model=MODEL, **changes)).records.steps]
         for these in (specs, texts)
@@ -223,7 +223,7 @@ def test_a_server_encodes_images_within_the_forwards_that_compute_their_tokens()
 
 
 def test_a_server_without_room_for_embeddings_encodes_an_image_of_two_chunks_twice(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pdsim.scenario.building.encoding.IMAGE_CACHE_BYTES", 0)
+    monkeypatch.setattr("pdsim.scenario.building.encoding.EMBEDDING_CACHE_BYTES", 0)
     times = EncoderTimes(load_model(MODEL).encoder, load_gpu("h100"))
     spec = with_images(0, [(0, 40), (1, 40)], text=20, output=1)
     assert own_encoding_ns(spec) == [times.ns([40, 40]), times.ns([40])]
@@ -242,7 +242,7 @@ def test_images_in_the_prefix_cache_are_not_encoded_by_the_server_itself():
         ({"engine_version": "0.5.12"}, "0.5.23's rules of encode instances only"),
         ({"aggregated__dp": 2, "aggregated__tp": 2}, "encode beside aggregated.dp"),
         ({"faults": [{"kill": "aggregated-0", "at": "1 s"}]}, "encode beside faults"),
-        ({"model": "qwen3-8b"}, "the catalog's entry of qwen3-8b has no image encoder"),
+        ({"model": "qwen3-8b"}, "the catalog's entry of qwen3-8b has no encoder of images or audio"),
         ({"encode__gpu": "h1"}, "encode: no gpu 'h1'"),
         ({"encode__transport": "zmq"}, "encode: no transport 'zmq'"),
     ],

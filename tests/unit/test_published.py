@@ -416,6 +416,27 @@ def test_windows_of_an_encoder_limit_its_attention():
     assert found.attention_flops(many) == 4 * 1152 * 4 * many * (2 * 4 * many + 25 * 16)
 
 
+AUDIO = {"d_model": 1024, "encoder_layers": 24, "encoder_ffn_dim": 4096, "max_source_positions": 1500}
+
+
+@pytest.mark.parametrize(
+    ("audio", "expected"),
+    [
+        ({"n_window": 50, "n_window_infer": 800, "output_dim": 2048}, load_model("qwen3-asr-1.7b").audio_encoder),
+        (
+            {"model_type": "qwen2_audio_encoder", "d_model": 1280, "encoder_layers": 32, "encoder_ffn_dim": 5120},
+            load_model("qwen2-audio-7b").audio_encoder,
+        ),
+        ({"model_type": "another"}, None),
+    ],
+)
+def test_an_audio_encoder_is_read_as_the_catalog_has_it(audio, expected):
+    fields = json.loads(QWEN3) | {"hidden_size": 4096, "audio_config": AUDIO | audio}
+    entry = entry_of(fields, "a test")
+    assert build(ModelSpec, entry, name="mine").audio_encoder == expected
+    assert ("the audio encoder is left out" in str(entry)) == (expected is None)
+
+
 @pytest.mark.parametrize("depth", ["27", 0, True])
 def test_a_wrong_size_of_an_encoder_is_named(depth):
     with pytest.raises(EntryError, match=r"vision_config\.depth: expected a whole number from 1 on"):

@@ -291,7 +291,7 @@ def test_images_stand_at_the_end_of_their_turn_and_equal_names_are_one_image(tmp
     ]
     found = read(lines(tmp_path / "t.jsonl", *rows), image_tokens=10, new_turns=True)
     assert [len(spec.prompt) for spec in found] == [120, 120 + 5 + 40, 70, 50]
-    first, second, third, fourth = ([tuple(image) for image in spec.images] for spec in found)
+    first, second, third, fourth = ([image[:3] for image in spec.media] for spec in found)
     assert first == [(100, 10, 0), (110, 10, 1)]
     assert second == [*first, (155, 10, 0)]
     assert [(start, num) for start, num, _ in third] == [(50, 10), (60, 10)]
@@ -306,5 +306,5 @@ def test_images_of_messages_are_told_apart_by_all_that_they_contain(tmp_path):
         return {"messages": [{"role": "user", "content": [{"type": "text", "text": "x" * 394}, image]}]}
 
     found = read(lines(tmp_path / "t.jsonl", message("a"), message("b"), message("a")), output_tokens=5)
-    assert [spec.images[0].image_id for spec in found] == [0, 1, 0]
-    assert found[0].images[0].start_token + 1000 == len(found[0].prompt)
+    assert [spec.media[0].media_id for spec in found] == [0, 1, 0]
+    assert found[0].media[0].start_token + 1000 == len(found[0].prompt)

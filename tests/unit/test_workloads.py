@@ -360,12 +360,12 @@ def test_images_stand_before_the_text_and_change_neither_lengths_nor_outputs():
     images = {"images": Uniform(1, 3), "image_tokens": Uniform(10, 20), "distinct_images": 7, "image_share": 0.5}
     found = RandomLengths(**texts, **images).requests(Streams(4))
     assert [spec.output for spec in found] == [spec.output for spec in plain]
-    assert [len(spec.prompt) - spec.num_image_tokens for spec in found] == [len(spec.prompt) for spec in plain]
-    assert 70 < sum(bool(spec.images) for spec in found) < 130
+    assert [len(spec.prompt) - spec.num_media_tokens("image") for spec in found] == [len(spec.prompt) for spec in plain]
+    assert 70 < sum(bool(spec.media) for spec in found) < 130
     spans = {}
     for spec in found:
-        for span, image in zip(spec.prompt.spans, spec.images, strict=False):
-            assert spans.setdefault(image.image_id, span) == span
+        for span, image in zip(spec.prompt.spans, spec.media, strict=False):
+            assert spans.setdefault(image.media_id, span) == span
             assert span[2] == image.num_tokens
     assert len(set(spans.values())) == len(spans) == 7
 

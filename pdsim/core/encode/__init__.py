@@ -1,1 +1,1 @@
-"""Image encoders on GPUs of their own: instances, the embeddings that they send, and the servers that wait."""
+"""Encoders on GPUs of their own: their instances, the embeddings that they send, and the servers that wait."""

@@ -1,4 +1,4 @@
-"""The embeddings that a server keeps, by image or by list of images."""
+"""The embeddings that a server keeps, by item or by list of items."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

@@ -1,21 +1,27 @@
-"""The part of a language server that gives images to encode instances, and keeps a request until all its embeddings
-have arrived.
+"""The part of a language server that gives images and audio clips to encode instances, and keeps a request until all
+its embeddings have arrived.
 
 state     meaning                                    left by
-waiting   encode instances have the images           EmbeddingsArrived for each part -> the request joins the queue
+waiting   encode instances have the media            EmbeddingsArrived for each part -> the request joins the queue
                                                      Cancel, Abort -> the request is forgotten
 
 Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
-equal numbers, in the order of the prompt; what is left over goes to instances in random order (:2557,
-_assign_items_by_modality). The request joins the scheduler's queue when its last part has arrived (:2314,
+equal numbers, in the order of the prompt; images left over go to instances in random order. Then the audio clips are
+divided in the same way; clips left over go to the next instances of this order (:2557, _assign_items_by_modality, with
+images before audio by :2626). The request joins the scheduler's queue when its last part has arrived (:2314,
 _process_waiting_requests), whatever arrived before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import get_args
 
 from pdsim.core import messages as m
+from pdsim.core.encode.media_item import Modality
 from pdsim.policy.draws import Draws
+
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
 
 
 @dataclass(slots=True)
@@ -48,24 +54,36 @@ class EmbeddingReceiver:
                 raise TypeError(f"{self.instance_id} does not take {message}")
 
     def _divide(self, new: m.NewRequest) -> list[m.Command]:
-        shares = self._shares(len(new.images))
         commands: list[m.Command] = []
-        first = part = 0
-        for encode_id, share in zip(self._encode_ids, shares, strict=True):
-            if share:
-                images = new.images[first : first + share]
-                commands.append(m.Send(encode_id, m.EncodeImages(new.request_id, part, images, self._language_id)))
-                first, part = first + share, part + 1
+        part = 0
+        order = self._order()
+        for modality in MODALITIES:
+            items = tuple([item for item in new.media if item.modality == modality])
+            first = 0
+            for encode_id, share in zip(self._encode_ids, self._shares(len(items), order), strict=True):
+                if share:
+                    own = items[first : first + share]
+                    commands.append(m.Send(encode_id, m.EncodeMedia(new.request_id, part, own, self._language_id)))
+                    first, part = first + share, part + 1
         self.waiting[new.request_id] = _Waiting(new, set(range(part)))
         return commands
 
-    def _shares(self, num_images: int) -> list[int]:
-        """Number of images for each encode instance."""
+    def _order(self) -> Iterator[int]:
+        """Yields the indices of all encode instances in random order, again and again."""
+        order: list[int] = []
+        others = list(range(len(self._encode_ids)))
+        while others:
+            order.append(others.pop(self._draws.below(len(others), self._seed)))
+            yield order[-1]
+        yield from cycle(order)
+
+    def _shares(self, num_items: int, order: Iterator[int]) -> list[int]:
+        """Number of items for each encode instance. order: instances that get what is left over."""
         num_encoders = len(self._encode_ids)
-        least, rest = divmod(num_images, num_encoders)
-        shares, others = [least] * num_encoders, list(range(num_encoders))
-        for _ in range(rest):
-            shares[others.pop(self._draws.below(len(others), self._seed))] += 1
+        least, rest = divmod(num_items, num_encoders)
+        shares = [least] * num_encoders
+        for index in islice(order, rest):
+            shares[index] += 1
         return shares
 
     def _on_arrived(self, arrived: m.EmbeddingsArrived, now_ns: int) -> list[m.Command]:
@@ -76,4 +94,4 @@ class EmbeddingReceiver:
         if request.missing:
             return []
         del self.waiting[arrived.request_id]
-        return [m.Tell(self._language_id, replace(request.new, images=(), arrival_ns=now_ns))]
+        return [m.Tell(self._language_id, replace(request.new, media=(), arrival_ns=now_ns))]

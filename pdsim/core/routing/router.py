@@ -274,7 +274,7 @@ class Router:
             prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named) if is_remote else decode_id
         attempt = attempt_id(request_id, request.num_retries)
         limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
-        new = m.NewRequest(attempt, now_ns, prompt, *limits, arrival.images)
+        new = m.NewRequest(attempt, now_ns, prompt, *limits, arrival.media)
         request.attempt, request.at_prefill, request.at_decode = new, is_remote, True
         self._waiting[request_id] = request
         return [m.Send(to, new) for to in new.instance_ids]

@@ -111,8 +111,8 @@ def _mean_ms(times_ns: Array) -> float:
 PARTS = {
     "front end": "front end, failed attempts",
     "handshake": "messages between router, decode and prefill, while no resource is short",
-    "encode queue": "the request's images wait for an encode instance",
-    "encode": "an encode instance encodes the request's images",
+    "encode queue": "the request's images or audio wait for an encode instance",
+    "encode": "an encode instance encodes the request's images or audio",
     "embedding transfer": "the request's embeddings move over links",
     "admission wait": "the head of decode's queue lacks a slot or pages",
     "prefill queue": "prefill is full or computes other requests first",

@@ -20,11 +20,15 @@ STAGES: Stages = {
 """Stages of a request to which decode granted pages before prefill computed its prompt."""
 
 ENCODE_STAGES: Stages = {
-    "encode_waiting": ("routed_ns", "encode_start_ns", "the request's images wait for an encode instance"),
-    "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes the images"),
-    "embedding_transfer": ("encode_end_ns", "embeddings_ns", "the images' embeddings are sent"),
+    "encode_waiting": (
+        "routed_ns",
+        "encode_start_ns",
+        "the request's media wait for an encode instance",
+    ),
+    "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes them"),
+    "embedding_transfer": ("encode_end_ns", "embeddings_ns", "their embeddings are sent"),
 }
-"""Stages of a request's images, of which those that arrive last count. They come after the front end."""
+"""Stages of a request's media, of which those that arrive last count. They come after the front end."""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 
@@ -64,7 +68,7 @@ ALL_STAGES: Stages = {"front_end": STAGES["front_end"], **ENCODE_STAGES, **STAGE
 
 def after_encoding(stages: Stages) -> Stages:
     """Stages of a request whose prompt is queued only when its embeddings have arrived. stages: those of the same
-    request without images.
+    request without images and audio clips.
     """
     front_end, *others = stages.items()
     later = {stage: ("embeddings_ns" if first == "routed_ns" else first, *way) for stage, (first, *way) in others}
@@ -73,12 +77,12 @@ def after_encoding(stages: Stages) -> Stages:
 
 def stages_of(request: RequestRecord) -> Stages:
     if request.embeddings_ns is None:
-        return _without_images(request)
+        return _without_media(request)
     is_granted_before = not request.is_aggregated and (request.admitted_ns or 0) <= request.embeddings_ns
-    return after_encoding(HIDDEN_BOOTSTRAP_STAGES if is_granted_before else _without_images(request))
+    return after_encoding(HIDDEN_BOOTSTRAP_STAGES if is_granted_before else _without_media(request))
 
 
-def _without_images(request: RequestRecord) -> Stages:
+def _without_media(request: RequestRecord) -> Stages:
     if request.is_aggregated:
         return AGGREGATED_STAGES
     granted_ns, start_ns, end_ns = request.admitted_ns or 0, request.prefill_start_ns or 0, request.prefill_end_ns or 0

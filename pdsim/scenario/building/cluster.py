@@ -25,7 +25,7 @@ from pdsim.cost.step_times import (
 )
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.cost_models import decode_model, draft_times, prefill_model
-from pdsim.scenario.building.encoding import Encoding, encoding, with_own_images
+from pdsim.scenario.building.encoding import Encoding, encoding, with_own_media
 from pdsim.scenario.building.machines import (
     build_agents,
     build_autoscaler,
@@ -124,7 +124,7 @@ def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> 
         monitor=build_monitor(scenario),
         autoscaler=build_autoscaler(scenario),
         encoding=encoding(scenario),
-        costs=with_own_images(scenario, requests, costs),
+        costs=with_own_media(scenario, requests, costs),
         hosts=dict.fromkeys(roles(scenario).get("prefill", ()), scenario.cost.host.slowed()),
         host_copies=None if is_aggregated else wiring.host_copies(scenario),
         host_links={i: wiring.copies_over_host_link(scenario, role) for role, i in host_caches(scenario)},

@@ -1,4 +1,4 @@
-"""Builds encode instances, the links of their embeddings, and the times of servers that encode images themselves."""
+"""Builds encode instances, the links of their embeddings, and the times of servers that encode media themselves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,13 +13,13 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.encoding import EncodeSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, GpuSpec, load_gpu, load_model
-from pdsim.system.encoder import VisionEncoder
+from pdsim.system.encoder import Encoder
 from pdsim.system.memory import Role
 from pdsim.system.transport import Path, Topology, Transport
 from pdsim.workload.request_spec import RequestSpec
 
-IMAGE_CACHE_BYTES = 100 << 20
-"""Memory for embeddings of a server that encodes images itself (SGLang 0.5.23, environ.py:1598,
+EMBEDDING_CACHE_BYTES = 100 << 20
+"""Memory for embeddings of a server that encodes images and audio itself (SGLang 0.5.23, environ.py:1598,
 SGLANG_VLM_CACHE_SIZE_MB). SGLang takes 0 for Qwen3-VL on Hopper GPUs with large memory
 (arg_groups/model_overrides/qwen3_vl.py:92)."""
 
@@ -29,7 +29,7 @@ class Encoding:
     """Encode instances, and how their embeddings reach the servers that compute prompts."""
 
     instances: Sequence[EncodeInstance]
-    times: EncoderTimes
+    times: Mapping[str, EncoderTimes]
     transport: Transport
     topology: Topology
     """Links from encode instances to servers that compute prompts, for the embeddings that one rank gets."""
@@ -44,7 +44,7 @@ def encoding(scenario: Scenario) -> Encoding | None:
     transport = transport_of("encode", settings.transport)
     return Encoding(
         instances=encode_instances(scenario),
-        times=EncoderTimes(_encoder(scenario), _gpu(settings), factor=scenario.cost.encode_factor),
+        times=_times(_encoders(scenario), _gpu(settings), scenario),
         transport=transport,
         topology=_topology(scenario, transport),
     )
@@ -58,7 +58,7 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
         EncodeInstance(
             name,
             max_batch_size=settings.max_batch_size,
-            embedding_bytes=_encoder(scenario).embedding_bytes,
+            embedding_bytes=_embedding_bytes(_encoders(scenario)),
             cache=None if settings.cache is None else EmbeddingCache(settings.cache),
         )
         for name in encode_ids(scenario)
@@ -66,15 +66,28 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
 
 
 def language_ids(scenario: Scenario) -> list[str]:
-    """Names of the instances that compute prompts with images."""
+    """Names of the instances that compute prompts with images or audio clips."""
     return roles(scenario)["prefill" if scenario.aggregated is None else "aggregated"]
 
 
-def _encoder(scenario: Scenario) -> VisionEncoder:
-    encoder = load_model(scenario.model).encoder
-    if encoder is None:
-        raise ConfigError(f"encode: the catalog's entry of {scenario.model} has no image encoder")
-    return encoder
+def _encoders(scenario: Scenario) -> Mapping[str, Encoder]:
+    encoders = load_model(scenario.model).encoders
+    if not encoders:
+        raise ConfigError(f"encode: the catalog's entry of {scenario.model} has no encoder of images or audio")
+    return encoders
+
+
+def _times(
+    encoders: Mapping[str, Encoder], gpu: GpuSpec, scenario: Scenario, num_gpus: int = 1
+) -> dict[str, EncoderTimes]:
+    return {
+        modality: EncoderTimes(encoder, gpu, num_gpus=num_gpus, factor=scenario.cost.encode_factor)
+        for modality, encoder in encoders.items()
+    }
+
+
+def _embedding_bytes(encoders: Mapping[str, Encoder]) -> dict[str, int]:
+    return {modality: encoder.embedding_bytes for modality, encoder in encoders.items()}
 
 
 def _gpu(settings: EncodeSettings) -> GpuSpec:
@@ -110,28 +123,28 @@ def _topology(scenario: Scenario, engine: Transport) -> Topology:
     return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 
-def with_own_images(
+def with_own_media(
     scenario: Scenario, requests: Sequence[RequestSpec], costs: Mapping[str, StepTimes]
 ) -> dict[str, StepTimes]:
-    """Adds the time of encoding images to the step times of servers that encode them within their forwards. costs: step
+    """Adds the time of encoding media to the step times of servers that encode them within their forwards. costs: step
     times by instance. Raises ConfigError for forwards whose encoding pdsim does not model.
     """
-    encoder = load_model(scenario.model).encoder
-    images = {spec.request_id: spec.images for spec in requests if spec.images}
-    if not images or encoder is None or scenario.encode is not None or scenario.engine != "sglang":
+    encoders = load_model(scenario.model).encoders
+    media = {spec.request_id: spec.media for spec in requests if spec.media}
+    if not media or not encoders or scenario.encode is not None or scenario.engine != "sglang":
         return dict(costs)
     role: Role = "prefill" if scenario.aggregated is None else "aggregated"
     layout = layout_of(scenario, role)
     if layout.pp > 1 or layout.cp > 1:
-        raise ConfigError(f"{role}: pdsim does not model images with pp or cp; leave them out, or use encode instances")
+        raise ConfigError(f"{role}: pdsim does not model media with pp or cp; leave them out, or use encode instances")
     found = dict(costs)
     for name in language_ids(scenario):
         own = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
         found[name] = EncodingStepTimes(
             **own,
-            encoder=EncoderTimes(encoder, layout.gpu, num_gpus=layout.num_gpus, factor=scenario.cost.encode_factor),
-            images=images,
-            embedding_bytes=encoder.embedding_bytes,
-            cache=EmbeddingCache(IMAGE_CACHE_BYTES),
+            encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
+            media=media,
+            embedding_bytes=_embedding_bytes(encoders),
+            cache=EmbeddingCache(EMBEDDING_CACHE_BYTES),
         )
     return found

@@ -82,7 +82,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         if scenario.weight_dtype is not None:
             model = model.in_dtype(scenario.weight_dtype)
         if scenario.encode is not None and role != "decode":
-            model = replace(model, encoder=None)
+            model = replace(model, encoder=None, audio_encoder=None)
         skew = _expert_skew(scenario, role, model)
         if scenario.context_tokens is not None:
             model = replace(model, max_context_tokens=scenario.context_tokens)

@@ -161,7 +161,7 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
 
 
 ENCODE_SPREAD = 2
-"""Assumed factor between the modelled and the real time of an image encoder, in both directions."""
+"""Assumed factor between the modelled and the real time of an encoder of images or audio, in both directions."""
 
 
 class HostSettings(Section):

@@ -1,4 +1,4 @@
-"""Settings of encode instances, which encode images on GPUs of their own (EPD)."""
+"""Settings of encode instances, which encode images and audio on GPUs of their own (EPD)."""
 
 from pydantic import Field
 
@@ -17,10 +17,10 @@ class EncodeSettings(Section):
     gpu: str
     """GPU by its name in the catalog."""
     max_batch_size: int = Field(default=8, ge=1)
-    """Maximum number of requests whose images one forward encodes (SGLANG_ENCODER_MAX_BATCH_SIZE)."""
+    """Maximum number of requests whose images or audio clips are taken into a batch (SGLANG_ENCODER_MAX_BATCH_SIZE)."""
     cache: Size | None = None
     """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB), by the list of
-    a request's images. Only forwards of a single request use the memory. None: nothing is kept."""
+    a request's items. Only forwards of a single request use the memory. None: nothing is kept."""
     transport: str = "zmq-tcp"
     """Transfer engine of embeddings (--encoder-transfer-backend), by name in the catalog: zmq-tcp
     (zmq_to_scheduler), or one of Mooncake. Each GPU of the receiving server gets all embeddings."""

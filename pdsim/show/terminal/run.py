@@ -44,7 +44,7 @@ _IN_STAGE = {
     "front_end": "front end",
     "decode_bootstrap": "waiting for decode memory",
     "encode_waiting": "waiting for an encode instance",
-    "encode_forward": "encoding images",
+    "encode_forward": "encoding images and audio",
     "embedding_transfer": "sending embeddings",
     "prefill_waiting": "waiting for prefill",
     "prefill_forward": "prefill",

@@ -1,5 +1,6 @@
-"""Drives encode instances, and language servers whose images are encoded elsewhere."""
+"""Drives encode instances, and language servers whose images and audio clips are encoded elsewhere."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from simpy.events import EventPriority
@@ -14,12 +15,12 @@ from pdsim.sim.links.embeddings import EmbeddingMoves
 
 
 class LanguageActor(Actor):
-    """Drives a prefill or aggregated instance. Requests with images wait at the server's receiver of embeddings, beside
-    the instance's loop, until they have no images left to wait for.
+    """Drives a prefill or aggregated instance. Requests with images or audio clips wait at the server's receiver of
+    embeddings, beside the instance's loop, until all embeddings have arrived.
     """
 
     def post(self, message: m.Message) -> None:
-        is_encoded = not (isinstance(message, m.NewRequest) and message.images)
+        is_encoded = not (isinstance(message, m.NewRequest) and message.media)
         if not is_encoded or isinstance(message, m.Cancel | m.Abort):
             self._bus.tell_agent(m.embeddings_of(self.instance.instance_id), message)
         if is_encoded:
@@ -30,7 +31,12 @@ class EncodeActor(Driver):
     """Runs the forwards of one encode instance, one at a time."""
 
     def __init__(
-        self, bus: Bus, instance: EncodeInstance, times: EncoderTimes, moves: EmbeddingMoves, order: EventPriority
+        self,
+        bus: Bus,
+        instance: EncodeInstance,
+        times: Mapping[str, EncoderTimes],
+        moves: EmbeddingMoves,
+        order: EventPriority,
     ) -> None:
         """order: priority of the instance's choices among events of the same instant."""
         super().__init__(bus.recorded(instance))
@@ -58,8 +64,8 @@ class EncodeActor(Driver):
         if isinstance(step, m.Wait):
             self._is_idle = True
             return
-        tokens = [image.num_tokens for part in step.parts for image in part.images]
-        duration_ns = self._times.ns(tokens)
+        tokens = [item.num_tokens for part in step.parts for item in part.items]
+        duration_ns = self._times[step.parts[0].modality].ns(tokens)
         sizes = (1, len(step.parts), sum(tokens), 0, 0.0)
         record = StepRecord(self.instance.instance_id, "encode", now_ns, duration_ns, duration_ns, *sizes)
         self._recorder.on_encoded(record)

@@ -44,15 +44,16 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
     return f"{whose}: {names}: the scenario does not say what it was measured on"
 
 
-def of_images(scenario: Scenario) -> str:
-    """Returns one line about the time of encoding images."""
-    if load_model(scenario.model).encoder is None:
-        return f"images: the catalog's entry of {scenario.model} has no image encoder, so encoding takes no time"
+def of_media(scenario: Scenario, modality: str) -> str:
+    """Returns one line about the time of encoding images or audio clips."""
+    what = {"image": "images", "audio": "audio clips"}[modality]
+    if modality not in load_model(scenario.model).encoders:
+        return f"{what}: the catalog's entry of {scenario.model} has no {modality} encoder, so encoding takes no time"
     if scenario.engine == "vllm":
-        return "images: pdsim does not model vLLM's encoders, so encoding takes no time"
+        return f"{what}: pdsim does not model vLLM's encoders, so encoding takes no time"
     return (
-        "images: times of the encoder are a roofline that nobody measured, and may be half or twice as long "
-        "(cost.encode_factor); loading and resizing images are left out"
+        f"{what}: times of the encoder are a roofline that nobody measured, and may be half or twice as long "
+        f"(cost.encode_factor); loading and converting {what} is left out"
     )
 
 

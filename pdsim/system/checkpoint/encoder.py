@@ -1,4 +1,4 @@
-"""The image encoder in a config.json."""
+"""The encoders of images and audio in a config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +15,14 @@ _SIZES = {
     "out_hidden_size": ("out_hidden_size",),
 }
 """Fields of VisionEncoder, each with its names in `vision_config`."""
+_AUDIO_SIZES = {
+    "hidden_size": ("d_model",),
+    "num_layers": ("encoder_layers",),
+    "intermediate_size": ("encoder_ffn_dim",),
+}
+"""Fields of AudioEncoder, each with its names in `audio_config`."""
+_MEL_FRAMES_PER_TOKEN = 8
+"""Frames of a spectrogram that three convolutions of stride 2 join (SGLang 0.5.23, models/qwen3_omni_moe.py:223)."""
 
 
 def encoder_of(config: Config) -> dict[str, Any]:
@@ -39,9 +47,33 @@ def encoder_of(config: Config) -> dict[str, Any]:
     return found
 
 
-def _size(vision: Mapping[str, Any], names: tuple[str, ...]) -> Any:
-    """Value of the first of these fields that exists. None: none does."""
-    value = next((vision[name] for name in names if vision.get(name) is not None), None)
+def audio_encoder_of(config: Config) -> dict[str, Any]:
+    """The audio encoder of a model, as fields of AudioEncoder. Empty: there is none, or it is of another family than
+    Qwen2-Audio, Qwen3-ASR and Qwen3-Omni.
+    """
+    audio = config.get("audio_config")
+    if not isinstance(audio, Mapping):
+        return {}
+    found = {field: _size(audio, names, "audio_config") for field, names in _AUDIO_SIZES.items()}
+    if None in found.values():
+        return {}
+    size, most, window, infer, width = (
+        _size(audio, (name,), "audio_config")
+        for name in ("d_model", "max_source_positions", "n_window", "n_window_infer", "output_dim")
+    )
+    if window and infer and width:  # Qwen3-Omni
+        chunk = 2 * window
+        chunk_tokens = -(-chunk // _MEL_FRAMES_PER_TOKEN)
+        return {**found, "window_positions": infer // chunk * chunk_tokens, "projection_sizes": [size, width]}
+    if audio.get("model_type") != "qwen2_audio_encoder" or not most:
+        return {}
+    whole = {"positions_per_token": 2, "padded_positions": most, "window_positions": most}
+    return {**found, **whole, "projection_sizes": [config.count("hidden_size")]}
+
+
+def _size(section: Mapping[str, Any], names: tuple[str, ...], where: str = "vision_config") -> Any:
+    """Value of the first of these fields that exists. None: none does. where: name of the section."""
+    value = next((section[name] for name in names if section.get(name) is not None), None)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise EntryError(f"vision_config.{names[0]}: expected a whole number from 1 on, found {value!r}")
+        raise EntryError(f"{where}.{names[0]}: expected a whole number from 1 on, found {value!r}")
     return value

@@ -8,7 +8,7 @@ from pdsim.system.catalog import EntryError, build
 from pdsim.system.checkpoint.architecture import architecture_of
 from pdsim.system.checkpoint.attention import attention_of, state_of
 from pdsim.system.checkpoint.config import Config
-from pdsim.system.checkpoint.encoder import encoder_of
+from pdsim.system.checkpoint.encoder import audio_encoder_of, encoder_of
 from pdsim.system.checkpoint.layers import Layer, layers_of
 from pdsim.system.checkpoint.modules import expert_size, modules_of, num_matrices, routed_of
 from pdsim.system.checkpoint.quantization import FILE_BESIDE, Quantization, quantization_of
@@ -63,6 +63,7 @@ def _entry(config: Config, source: str, beside: Any, size_bytes: float | None) -
         **({"num_nextn_layers": nextn} if (nextn := config.count("mtp", default=0)) else {}),
         **({"llama": llama} if llama else {}),
         **({"encoder": encoder} if (encoder := encoder_of(config)) else {}),
+        **({"audio_encoder": audio} if (audio := audio_encoder_of(config)) else {}),
     }
     ignored = [f"{FILE_BESIDE} has no quant_algo: weights and KV are in bf16"] if beside and quantized is None else []
     notes = [*ignored, *types.notes, *_of_kv(quantized), *_left_out(config, attention), *_of_size(entry, size_bytes)]
@@ -233,7 +234,7 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
         notes.append("modules that predict further tokens (MTP) count as drafts only")
     if not encoder_of(config) and (config.get("vision_config") or config.names("^(image|video)_token_(id|index)$")):
         notes.append("the image encoder is left out")
-    if config.get("audio_config"):
+    if config.get("audio_config") and not audio_encoder_of(config):
         notes.append("the audio encoder is left out")
     if attention.get("has_window_pool") is False:
         notes.append("SGLang keeps and sends KV of all layers whole: it knows no windows of this family")

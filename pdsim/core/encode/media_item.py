@@ -1,0 +1,20 @@
+"""An image or an audio clip of a prompt."""
+
+from typing import Literal, NamedTuple
+
+Modality = Literal["image", "audio"]
+
+
+class MediaItem(NamedTuple):
+    """An image or an audio clip, whose embeddings take the place of some tokens of a prompt."""
+
+    start_token: int
+    """Index in the prompt of the item's first token."""
+    num_tokens: int
+    media_id: int
+    """Number of the item's content. Items of one modality with equal numbers have equal embeddings."""
+    modality: Modality = "image"
+
+    def is_in(self, first_token: int, num_tokens: int) -> bool:
+        """True if one of the num_tokens tokens from first_token on belongs to the item."""
+        return self.start_token < first_token + num_tokens and first_token < self.start_token + self.num_tokens
