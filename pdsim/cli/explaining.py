@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 from pdsim.cli.command import Json, ProfileFiles, RunOrScenario, Set, Tornado, print_json, profile_changes
 from pdsim.cli.finished import FinishedRun
 from pdsim.metrics.summary import TailMetric
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, named
 
 
 def explain(
@@ -87,7 +87,8 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
     from pdsim.show.terminal.tables import print_kernels, print_step_terms
 
     scenario = scenario_of(run, changes)
-    steps, kernels = typical_steps(scenario), kernels_of(scenario)
+    with named(run):
+        steps, kernels = typical_steps(scenario), kernels_of(scenario)
     if json_:
         rows = [{**step._asdict(), "ms": sum(step.terms_ms.values())} for step in steps]
         print_json({"steps": rows, "kernels": kernels})

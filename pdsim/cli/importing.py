@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, out_at, print_json
-from pdsim.scenario.yaml_file import ConfigError, to_yaml
+from pdsim.scenario.yaml_file import ConfigError, named, to_yaml
 
 if TYPE_CHECKING:
     from pdsim.formats.deployments.importing import Imported
@@ -39,7 +39,8 @@ def import_(
         raise ConfigError("import needs files of a deployment")
     if out.exists():
         raise ConfigError(f"{out}: exists already, and is kept; name another file with --out")
-    found = import_deployment(files, model=model, gpu=gpu)
+    with named(*files):
+        found = import_deployment(files, model=model, gpu=gpu)
     data = changed(found, set_)
     problem = ""
     try:

@@ -12,7 +12,7 @@ from pdsim.metrics.summary_rows import ranges
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, named
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.sim.uncertainty.ends import Ends, Ranging
@@ -69,7 +69,8 @@ def _simulate(
         if is_result(path):
             raise ConfigError(f"{path} is a result of another tool: pdsim compare shows it") from None
         raise
-    cluster = build(loaded)
+    with named(path):
+        cluster = build(loaded)
     scenario = cluster.scenario
     judge = None if slo is None else _judge(slo, loaded, cluster)
     verdict_of, own_itl = (None, False) if judge is None else (judge.verdict, judge.needs_own_itl)

@@ -126,8 +126,11 @@ def _file_or_starter(
     require_load(load, changes)
     with temporary_folder("pdsim-run-") as folder:
         file = folder / "starter.yaml"
-        write_yaml(first_scenario(StarterOptions(**asdict(load)), changes, file=file), file)
-        yield file, ()
+        try:
+            write_yaml(first_scenario(StarterOptions(**asdict(load)), changes, file=file), file)
+            yield file, ()
+        except ConfigError as wrong:
+            raise ConfigError(str(wrong).replace(str(file), "--set")) from None
 
 
 def compare(

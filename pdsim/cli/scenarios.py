@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from pdsim.cli.command import Json, ScenarioFile, Set, out_at, print_json
 from pdsim.files import require_empty_or_own, write_whole
 from pdsim.scenario.starter import StarterOptions, commented, first_scenario, starting_point
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, named
 
 if TYPE_CHECKING:
     from pdsim.launch.commands import Launch
@@ -172,7 +172,8 @@ def launch(
     if model.startswith("-"):
         raise ConfigError(f"--model-path {model}: servers would read it as a flag; write ./{model}")
     source = [str(scenario), *(word for change in set_ for word in ("--set", change))]
-    made = ENGINES[engine or loaded.engine](loaded, source, model)
+    with named(scenario):
+        made = ENGINES[engine or loaded.engine](loaded, source, model)
     if engine == "kubernetes" and "trace" in made.commands:
         _replay_in_job(made, loaded, scenario, set_, model)
     if model_path is None:

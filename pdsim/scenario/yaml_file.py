@@ -1,6 +1,7 @@
 """Reads and writes YAML 1.2 files, and finds the line of a field."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
@@ -11,12 +12,26 @@ from ruamel.yaml import YAML
 from pdsim.files import write_whole
 from pdsim.inputs import MOST_YAML_BYTES, InputError, read_text
 from pdsim.inputs import parse_yaml as parse_input
+from pdsim.system.catalog import CatalogError
 
 
 class ConfigError(InputError):
     """Raised for a wrong file or option. The message says where the mistake is, what was found, and what is
     possible.
     """
+
+
+@contextmanager
+def named(*files: Path | str) -> Iterator[None]:
+    """Context in which errors name the files whose content is wrong. A message of ConfigError or CatalogError that
+    names none of the files begins with their names.
+    """
+    try:
+        yield
+    except (ConfigError, CatalogError) as wrong:
+        if any(str(file) in str(wrong) for file in files):
+            raise
+        raise ConfigError(f"{', '.join(map(str, files))}: {wrong}") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -133,9 +133,11 @@ def serve(
     from pdreal.serve.service import Entrance
     from pdreal.settings.scenario import served_scenario
     from pdsim.scenario.loading import load_scenario
+    from pdsim.scenario.yaml_file import named
 
     options = replace(options, hosts=read_hosts(hosts))
-    served = served_scenario(load_scenario(scenario, set_), options)
+    with named(scenario):
+        served = served_scenario(load_scenario(scenario, set_), options)
     name = model_name or served.model
 
     def announce(url: str) -> None:

@@ -16,6 +16,7 @@ from pdsim.cli.finished import FinishedRun, progress_over
 from pdsim.metrics.distribution import Samples
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.yaml_file import named
 from pdsim.workload.request_spec import RequestSpec
 
 
@@ -42,7 +43,8 @@ def run_scenario(
     """Runs a scenario file with `changes` applied. Raises ConfigError if real mode cannot run the scenario, and
     LaunchError if this machine lacks a device or package that the scenario needs.
     """
-    scenario, requests = real_scenario(load_scenario(path, changes), options)
+    with named(path):
+        scenario, requests = real_scenario(load_scenario(path, changes), options)
     with logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
         if out is not None:
             note_begin(logs, scenario, options, len(requests))

@@ -114,4 +114,4 @@ def test_a_load_is_kept_if_all_smaller_ones_are(meets):
     missed = [factor for factor, outcome in grown.items() if not outcome.meets]
     first = min(missed, default=inf)
     assert kept == max((factor for factor in grown if factor < first), default=1.0)
-    assert breaks == (f"misses at {first:g} x" if missed else "")
+    assert breaks == (f"not {first:g} x" if missed else "")

@@ -284,7 +284,9 @@ def _stage_table(run: ReportedRun) -> Table:
         for s in stage_times(run.judged)
         if s.mean_ms
     ]
-    return Table("Stages", ["stage", "mean, ms", "median, ms", "slowest 1%, ms", "of latency", "what happens"], rows)
+    return Table(
+        "Stages", ["stage", "mean, ms", "median, ms", "slowest 1% by TTFT, ms", "of latency", "what happens"], rows
+    )
 
 
 def _instance_table(run: ReportedRun) -> Table:

@@ -9,6 +9,7 @@ from statistics import fmean
 from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes
+from pdsim.scenario.yaml_file import named
 from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.base import warm_up_text
 from pdsim.study.examination import LoneRequest, deciding_measurement, lone_request, requests_alone
@@ -43,7 +44,8 @@ class Finder:
         self._space = space
         self._watch = watch
         self._currency = currency
-        self._candidates = space.candidates(trials.base)
+        with named(trials.base.where):
+            self._candidates = space.candidates(trials.base)
         self._best = (inf, True)
         """Price of the best cluster so far, and whether only its first seed was run."""
 

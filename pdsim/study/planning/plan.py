@@ -75,8 +75,8 @@ class Plan:
     load_factor: float | None = None
     """Largest multiple of the load at which the plan meets the SLO. None: the load cannot be scaled."""
     breaks: str = ""
-    """Describes the smallest load at which the plan misses the SLO. Empty: the plan meets the SLO at all loads that
-    were tried.
+    """Text on the smallest load at which the plan misses the SLO, such as "not 1.5 x". Empty: the plan meets the SLO at
+    all loads that were tried.
     """
     lost: Mapping[str, Outcome] = field(default_factory=dict)
     """Outcomes of the plan with one server less, by the role of the lost server. Roles with a single server are left

@@ -100,8 +100,8 @@ class Screen:
         chosen = plan.chosen
         rows = limit_rows(chosen.outcome.readings, [one.readings for one in ends.values()])
         if plan.load_factor is not None:
-            most = "" if plan.breaks else " or more"
-            rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{most}", *([plan.breaks] if ends else [])])
+            beyond = f", {plan.breaks}" if plan.breaks else " or more"
+            rows.append(["load it can take", "1 x", f"{plan.load_factor:g} x{beyond}", *([""] if ends else [])])
         columns = ["", "limit", "predicted", *(["range: fast to slow servers"] if ends else [])]
         if chosen.repeated and chosen.outcome.is_near:
             columns.insert(3, "by chance")

@@ -113,7 +113,7 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
     kept = 1.0
     for factor, outcome in grown.items():
         if not outcome.meets:
-            return kept, f"misses at {factor:g} x"
+            return kept, f"not {factor:g} x"
         kept = factor
     return kept, ""
 
