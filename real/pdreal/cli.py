@@ -34,6 +34,10 @@ def run(
     force: Force = False,
     options: RealOptions = Options(),  # noqa: B008  it is frozen
     hosts: OnHosts = None,
+    reference: Annotated[
+        Path | None,
+        Parameter(help="Run folder of the same requests without drafts. Drafts that are accepted repeat its outputs."),
+    ] = None,
     record_experts: Annotated[
         bool, Parameter(help="Record the number of tokens of each expert in each step, in the run folder.")
     ] = False,
@@ -57,7 +61,7 @@ def run(
         raise ConfigError("--record-experts needs --out FOLDER, where the counts are written")
     options = replace(options, record_experts=record_experts, hosts=read_hosts(hosts))
     changes = set_ if seed is None else (*set_, f"seed={seed}")
-    finished, real = run_scenario(scenario, changes, options, out, quiet=json_)
+    finished, real = run_scenario(scenario, changes, options, out, quiet=json_, reference=reference)
     if json_:
         print_json(finished.summary)
     else:

@@ -1,8 +1,9 @@
 """Clients of a real run: send a workload's requests as the scenario says, and receive their tokens."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -103,11 +104,14 @@ class Clients:
         options: Options,
         *,
         progress: Callable[[int], Any],
+        reference: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
+        """reference: output of each request without drafts, by request id, or nothing."""
         self._scenario = scenario
         self._requests = requests
         self._tokens = Tokens(model_config(options, scenario.model).vocab_size)
         self._progress = progress
+        self._reference = reference
         self._has_next_turn = {earlier for spec in requests for earlier in spec.after}
         self._specs = {spec.request_id: spec for spec in requests}
         self._draws = Streams(scenario.seed).named("client aborts")
@@ -148,7 +152,12 @@ class Clients:
     def _send(self, spec: RequestSpec) -> None:
         if self.stopped:
             return
-        sampling = Sampling(spec.max_output_tokens, stop_after_tokens=len(spec.output), ignore_eos=True)
+        sampling = Sampling(
+            spec.max_output_tokens,
+            stop_after_tokens=len(spec.output),
+            ignore_eos=True,
+            reference=tuple(self._reference.get(spec.request_id, ())),
+        )
         priority = self._scenario.priorities.get(spec.request_class, 0)
         self._launcher.submit(self._tokens.ids(spec.prompt), sampling, request_id=spec.request_id, priority=priority)
         for fault in self._scenario.faults:

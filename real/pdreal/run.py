@@ -1,15 +1,16 @@
 """Runs the workload of a scenario for real, and writes its results."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pdreal.clients import Clients
 from pdreal.hosts.processes import STOP_SIGNALS
 from pdreal.launcher import Launcher
-from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin
+from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin, read_outputs
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 from pdsim.cli.finished import FinishedRun, progress_over
@@ -38,21 +39,33 @@ class RealRun:
 
 
 def run_scenario(
-    path: Path, changes: Sequence[str], options: Options, out: Path | None, *, quiet: bool
+    path: Path,
+    changes: Sequence[str],
+    options: Options,
+    out: Path | None,
+    *,
+    quiet: bool,
+    reference: Path | None = None,
 ) -> tuple[FinishedRun, RealRun]:
     """Runs a scenario file with `changes` applied. Raises ConfigError if real mode cannot run the scenario, and
     LaunchError if this machine lacks a device or package that the scenario needs.
+
+    reference: run folder of the same requests without drafts, whose outputs accepted drafts repeat. None: the draft
+    model's own proposals are accepted. Raises RunFolderError.
     """
     with named(path):
         scenario, requests = real_scenario(load_scenario(path, changes), options)
+    expected = {} if reference is None else read_outputs(reference)
     with logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
         if out is not None:
             note_begin(logs, scenario, options, len(requests))
-        real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance))
+        real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance, reference=expected))
         late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
         extra: dict[str, Any] = {"interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
+        if reference is not None:
+            extra["reference_match"] = _match(real.outputs, expected)
         if options.hosts is not None:
             extra["hosts"] = real.hosts
         finished = finished_run(logs, scenario, extra)
@@ -64,6 +77,13 @@ def run_scenario(
     return finished, real
 
 
+def _match(outputs: Mapping[int, Sequence[int]], expected: Mapping[int, Sequence[int]]) -> float:
+    """Returns the share of output tokens that equal the token at the same place of the expected output."""
+    pairs = [(output, expected.get(request_id, ())) for request_id, output in outputs.items()]
+    num_equal = sum(a == b for output, other in pairs for a, b in zip(output, other, strict=False))
+    return num_equal / max(1, sum(len(output) for output, _ in pairs))
+
+
 async def run(
     scenario: Scenario,
     requests: Sequence[RequestSpec],
@@ -71,10 +91,14 @@ async def run(
     *,
     logs: Path | None = None,
     progress: Callable[[int], Any] = lambda _: None,
+    reference: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> RealRun:
-    """Runs requests of a resolved scenario. Returns when every request has ended and every process is gone."""
+    """Runs requests of a resolved scenario. Returns when every request has ended and every process is gone.
+
+    reference: outputs of the requests without drafts, which accepted drafts repeat.
+    """
     real = RealRun()
-    clients = Clients(scenario, requests, options, progress=progress)
+    clients = Clients(scenario, requests, options, progress=progress, reference=reference)
     launcher = Launcher(scenario, options, folder=logs, on_end=clients.on_end)
     loop = asyncio.get_running_loop()
     starting = loop.create_task(launcher.start())

@@ -14,10 +14,13 @@ from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.settings.host import LaunchError
 from pdreal.settings.options import Options
 from pdsim.cli.finished import ALL_KEPT, FinishedRun, write_run, write_scenario
+from pdsim.core.routing.router import request_of
+from pdsim.core.sequence import TokenIds
 from pdsim.files import own_lock, remove_own, write_whole
 from pdsim.inputs import InputError, read_json
 from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
+from pdsim.metrics.run_folder import read_journal as read_kept_journal
 from pdsim.metrics.summary import host_cache_fields, summarize
 from pdsim.metrics.tables import RunFolderError
 from pdsim.scenario.building.sizing import host_caches, resolve
@@ -77,7 +80,10 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
     judged = records.without_first(num_warm_up)
     if failures := failure_rows(judged.requests, has_faults=scenario.has_server_faults):
         fields["failures"] = failures
-    summary = {**scenario.benchmark_fields("pdreal"), **summarize(judged, extra=fields)}
+    summary = {
+        **scenario.benchmark_fields("pdreal"),
+        **summarize(judged, speculative=scenario.acceptance is not None, extra=fields),
+    }
     return FinishedRun(scenario.name, summary, records, interrupted=extra["interrupted"])
 
 
@@ -92,6 +98,18 @@ def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: boo
         if steps := read_counted_steps(logs):
             write_counts(folder, steps)
     remove_own(logs, LOG_FILES)
+
+
+def read_outputs(run: Path) -> dict[int, list[int]]:
+    """Returns the output tokens of each request of a real run, by request id. Raises RunFolderError."""
+    outputs: dict[int, list[int]] = {}
+    for entry in read_kept_journal(run):
+        if entry.call == "on_step_done":
+            for request_id, output in entry.args[1].ended:
+                if not isinstance(output, TokenIds):
+                    raise RunFolderError(f"{run}: a simulated run, whose outputs have no tokens; give a run of pdreal")
+                outputs[request_of(request_id)] = output.ids()
+    return outputs
 
 
 def recover(out: Path) -> FinishedRun:

@@ -24,7 +24,7 @@ from pdreal.settings.scenario import real_scenario
 
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
-from pdsim.workload.request_spec import Streams
+from pdsim.workload.request_spec import RequestSpec, Streams
 
 DEFAULT: dict[str, Any] = {
     "model": "tiny-qwen3",
@@ -59,10 +59,11 @@ def scenario(**changes: Any) -> Scenario:
 def run(
     scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True, options: Options | None = None
 ) -> tuple[RealRun, Scenario]:
-    """To the end, and the scenario as it was resolved."""
+    """To the end, and the scenario as it was resolved. Accepted drafts repeat what one process says."""
     options = options or Options(check_kv=check_kv)
     resolved, requests = real_scenario(scenario, options)
-    return asyncio.run(run_real(resolved, requests, options, logs=logs)), resolved
+    reference = {} if resolved.acceptance is None else _outputs(resolved, requests)
+    return asyncio.run(run_real(resolved, requests, options, logs=logs, reference=reference)), resolved
 
 
 def run_restarting(scenario: Scenario, instance_id: str, num_last: int, *, logs: Path) -> tuple[RealRun, Scenario]:
@@ -147,6 +148,14 @@ def skip_without(transport: str) -> None:
         open_transport(transport, torch.device("cpu")).close()
     except UnavailableError as missing:
         pytest.skip(str(missing))
+
+
+def _outputs(scenario: Scenario, requests: Sequence[RequestSpec]) -> dict[int, list[int]]:
+    from tests.real.models import generate
+
+    model = _model(scenario.model)
+    prompts = Tokens(model.config.vocab_size)
+    return {spec.request_id: generate(model, prompts.ids(spec.prompt).ids(), len(spec.output)) for spec in requests}
 
 
 def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]], options: Options | None = None) -> list[int]:

@@ -6,8 +6,11 @@ from functools import partial
 from random import Random
 
 from pdreal.control.requests import Sampling
+from pdreal.model.draft import DraftHead
+from pdreal.rank.drafting import Drafter
 from pdreal.rank.executor import Executor
 from pdreal.rank.runner import ModelRunner
+from pdreal.rank.speculation import Speculation
 
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop
@@ -22,15 +25,17 @@ from tests.support import request, small, small_aggregated
 class Worker:
     """One instance of one rank. What it computes it computes as late as it may; copies and units keep their order."""
 
-    def __init__(self, instance, end_tokens, carry_out):
+    def __init__(self, instance, scenario, end_tokens, carry_out):
         self.instance = instance
         self.inbox = []
-        self.executor = Executor(instance, instance.cache.page_size, end_tokens)
+        self.executor = Executor(instance, instance.cache.page_size, end_tokens, Speculation.of(scenario))
+        drafts = scenario.acceptance
         self.runner = ModelRunner(
             tiny_model(),
             num_pages=instance.cache.pool.num_pages,
             page_size=instance.cache.page_size,
             num_host_pages=0 if instance.cache.host is None else instance.cache.host.pool.num_pages,
+            drafter=drafts and Drafter(DraftHead(tiny_model()), drafts.draft_tokens, 64),
         )
         self._carry_out = carry_out
         self._in_flight = deque()
@@ -62,7 +67,8 @@ class Worker:
             work = self._in_flight.popleft()
             if isinstance(work, tuple):
                 step, batch = work
-                self._answer = self.executor.finish(step, self.runner.run(batch)).result
+                computed = self.runner.run(batch)
+                self._answer = self.executor.finish(step, computed, seeds=self.runner.seeds).result
             else:
                 work()
 
@@ -78,6 +84,7 @@ class Local:
     scenario: object
     sampling: Sampling
     end_tokens: tuple[int, ...] = ()
+    reference: dict = field(default_factory=dict)
     outputs: dict = field(default_factory=dict)
     failed: dict = field(default_factory=dict)
     num_retractions: int = 0
@@ -87,12 +94,13 @@ class Local:
 
     def serve(self, prompts):
         instances = build(self.scenario).instances
-        self.workers = {i.instance_id: Worker(i, self.end_tokens, self._carry_out) for i in instances}
+        self.workers = {i.instance_id: Worker(i, self.scenario, self.end_tokens, self._carry_out) for i in instances}
         names = [*self.workers, *self.workers][:2]  # of an aggregated instance twice its own
         for request_id, prompt in enumerate(prompts):
             for worker in self.workers.values():
                 ids = TokenIds(prompt)
-                worker.executor.add(request_id, ids, self.sampling)
+                reference = tuple(self.reference.get(request_id, ()))
+                worker.executor.add(request_id, ids, self.sampling._replace(reference=reference))
                 new = m.NewRequest(request_id, request_id, ids, self.sampling.max_tokens, *names)
                 worker.inbox.append(new)
         rng, idle = Random(self.seed), 0
@@ -142,7 +150,9 @@ class Local:
         into = target.runner.kv.memory.unflatten(1, (-1, page_size))
         into[:, list(unit.target_pages)] = pages[:, list(unit.source_pages)]
         if unit.is_last:
-            target.executor.add_first_token(unit.request_id, source.executor.output(unit.request_id)[0], 0)
+            first = source.executor.output(unit.request_id)[0]
+            seed = source.executor.seed(unit.request_id)
+            target.executor.add_first_token(unit.request_id, first, 0, None, seed)
             target.inbox.append(m.KvArrived(unit.request_id, unit.first_token_ends))
             source.inbox.append(m.KvSent(unit.request_id))
 

@@ -29,6 +29,8 @@ RETRACTIONS = {
 }
 LONG = {"use": "uniform", "low": 3, "high": 150}
 """Prompts of several chunks, and of several windows."""
+DRAFTS = {"speculative_num_steps": 3, "speculative_accept_length": 2.5}
+DECODE_DRAFTS = {f"decode__{name}": value for name, value in DRAFTS.items()}
 PATHS = {
     "1P1D": {},
     "decode radix": {"decode__radix_cache": True},
@@ -100,6 +102,22 @@ PATHS = {
         "decode": None,
         "aggregated": {**AGGREGATED, "pool_tokens": 240, "host_cache": "4 MB"},
     },
+    "drafts, decode radix, layer by layer": {
+        **DECODE_DRAFTS,
+        "decode__radix_cache": True,
+        "prefill__layer_groups": 3,
+    },
+    "drafts, TP2 to TP1, staged": {**DECODE_DRAFTS, "prefill__tp": 2, "network__staging": STAGING},
+    "drafts, latents, TP1 to TP2, pushed": {
+        **DECODE_DRAFTS,
+        "model": "tiny-deepseek-v3",
+        "decode__tp": 2,
+        "decode__radix_cache": True,
+        "network__transport": "push",
+    },
+    "host memory, drafts": {**TIGHT, **DECODE_DRAFTS},
+    "drafts, retractions": {**RETRACTIONS, **DECODE_DRAFTS, "decode__pool_tokens": 300},
+    "drafts, aggregated": {"prefill": None, "decode": None, "aggregated": {**AGGREGATED, **DRAFTS}},
 }
 TRANSPORTS = ["mooncake-tcp", "nixl-cma"]
 """Besides shared memory, over which all paths go."""

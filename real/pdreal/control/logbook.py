@@ -117,7 +117,7 @@ class InstanceLog:
         kind = "prefill" if isinstance(step, m.PrefillStep) else "decode"
         self._logbook.experts(CountedStep(self._instance_id, kind, self._timeline.now_ns, counts))
 
-    def step(self, step: m.PureStep, start_ns: int, end_ns: int) -> None:
+    def step(self, step: m.PureStep, result: m.Result, start_ns: int, end_ns: int) -> None:
         """Logs a computed step. start_ns and end_ns: times of the monotonic clock."""
         if not self._logbook.is_kept:
             return
@@ -128,12 +128,14 @@ class InstanceLog:
         else:
             num_requests = num_tokens = step.num_requests
             num_context_tokens = step.num_context_tokens
+        verified = result if isinstance(result, m.Verified) else None
+        if verified is not None:
+            num_tokens = sum(verified.num_tokens)
         kind = "prefill" if isinstance(step, m.PrefillStep) else "decode"
         begin_ns, duration_ns = start_ns - self._timeline.epoch_ns, end_ns - start_ns
         sizes = num_requests, num_tokens, num_context_tokens
-        self.note(
-            "on_step", step, StepRecord(self._instance_id, kind, begin_ns, duration_ns, duration_ns, 1, *sizes, 0.0)
-        )
+        row = StepRecord(self._instance_id, kind, begin_ns, duration_ns, duration_ns, 1, *sizes, 0.0)
+        self.note("on_step", step, row, *(() if verified is None else (verified,)))
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:

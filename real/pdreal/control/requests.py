@@ -48,6 +48,8 @@ class Sampling(NamedTuple):
     min_p: float = 0.0
     seed: int = 0
     num_logprobs: int | None = None
+    reference: tuple[int, ...] = ()
+    """Output of the request without drafts. Drafts that must be accepted repeat this output."""
 
     @property
     def has_fixed_length(self) -> bool:

@@ -17,6 +17,8 @@ class PrefillInput(NamedTuple):
     page_table: Sequence[int]
     draw: Draw | None = None
     """Rule for choosing the next token. None: the likeliest token is chosen, or no token is needed."""
+    next_token: int | None = None
+    """Token after the chunk, for the draft model. None: the chosen token."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -36,6 +38,29 @@ class PageTableChange(NamedTuple):
     pages: Sequence[int]
 
 
+class Seed(NamedTuple):
+    """What a draft model needs to draft for a sequence: its first proposal, and its hidden state at the last token with
+    KV. SGLang sends both from prefill to decode (0.5.23, disaggregation/utils.py:468 and 474).
+    """
+
+    token: int
+    hidden: str
+    """Bytes of the hidden state in base64, because the control channel sends plain JSON."""
+
+
+class DraftRows(NamedTuple):
+    """Drafts of a decode step that verifies several tokens of each row. All lists have one entry for each row."""
+
+    slots: tuple[int, ...]
+    """Place of each sequence's draft state, from 1. A sequence keeps its place while it runs."""
+    num_accepted: tuple[int, ...]
+    """Number of tokens that the step gives to each sequence: accepted drafts, and the target's next token."""
+    taught: tuple[tuple[int, ...], ...]
+    """Tokens that take the place of the first proposals."""
+    seeds: tuple[tuple[int, Seed | None], ...]
+    """(slot, seed) of sequences that joined. None: the sequence was retracted, and its drafts begin with zeros."""
+
+
 class DecodeBatch(NamedTuple):
     """A decode step. Each row computes the last token of its sequence, and num_kv_tokens tokens precede that token."""
 
@@ -43,9 +68,11 @@ class DecodeBatch(NamedTuple):
     num_kv_tokens: tuple[int, ...]
     changes: tuple[PageTableChange, ...] = ()
     """Changes of page tables since the last batch; ranks remember the tables. After the changes each table has room for
-    the new token."""
+    the new tokens."""
     draws: tuple[Draw | None, ...] = ()
     """Rules for choosing the next tokens, one per row. Empty: the likeliest tokens are chosen."""
+    drafts: DraftRows | None = None
+    """Drafts that the step verifies. None: each row computes one token."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:

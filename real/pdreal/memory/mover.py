@@ -312,7 +312,7 @@ def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSetting
     return CacheGeometry(
         num_pages=settings.pool_tokens // scenario.page_size,
         page_size=scenario.page_size,
-        num_layers=model.num_layers,
+        num_layers=model.num_layers + layout.num_draft_layers,
         num_kv_heads=len(heads_of_rank(model.num_kv_heads, layout.tp, 0)),
         head_dim=model.head_dim,
         itemsize=int(DTYPE_BYTES[layout.kv_dtype]),

@@ -30,7 +30,7 @@ from pdreal.model.weights import (
     WeightSource,
     load_weights,
 )
-from pdreal.settings.model import ModelConfig
+from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents. config.json's epsilon applies to the other norms only."""
@@ -53,7 +53,8 @@ class Attend(Protocol):
 
 
 class Transformer:
-    def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel, *, first_layer: int = 0) -> None:
+        """first_layer: number of the first layer in the cache."""
         self.config = config
         self.tp = tp
         self.num_query_heads = config.num_query_heads // tp.size
@@ -63,10 +64,12 @@ class Transformer:
         self.dtype = weights.embedding.dtype
         self.choices: list[Tensor] | None = None
         """Chosen experts of the layers of forwards, [tokens, active] each: appended if it is a list."""
-        self._weights = weights
+        self.weights = weights
+        self._first_layer = first_layer
         self._eps = config.llama.rms_norm_eps
         rotated = config.head_dim if config.latent is None else config.latent.rope_dim
-        self._angles = operations.rotary_angles(config.llama, rotated, config.max_context_tokens, self.device)
+        num_positions = config.max_context_tokens + MOST_VERIFIED_TOKENS
+        self._angles = operations.rotary_angles(config.llama, rotated, num_positions, self.device)
 
     @classmethod
     def load(
@@ -91,19 +94,24 @@ class Transformer:
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
         """Returns the hidden states from which logits are made, [rows, hidden]."""
-        residual = embedding(tokens, self._weights.embedding)
+        return self.hidden_behind(embedding(tokens, self.weights.embedding), positions, attend, rows)
+
+    def hidden_behind(self, residual: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
+        """Returns the hidden states behind all layers. residual: input of the first layer, [tokens, hidden], which is
+        overwritten.
+        """
         x = torch.zeros_like(residual)
-        for index, layer in enumerate(self._weights.layers):
+        for index, layer in enumerate(self.weights.layers, self._first_layer):
             x, residual = operations.add_rms_norm_(x, residual, layer.input_norm, self._eps)
             x = self._attention(index, layer, x, positions, attend)
             x, residual = operations.add_rms_norm_(x, residual, layer.mlp_norm, self._eps)
             x = self._mlp(layer.mlp, x)
         hidden = x + residual if rows is None else x[rows] + residual[rows]
-        norm = self._weights.norm
+        norm = self.weights.norm
         return rms_norm(hidden, norm.shape, norm, self._eps)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
-        return operations.logits(hidden, self._weights.head)
+        return operations.logits(hidden, self.weights.head)
 
     def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
         """Chooses the next tokens by the rules of their requests, with log probabilities. All ranks choose the same

@@ -265,6 +265,21 @@ def load_weights(
     )
 
 
+def load_draft_weights(
+    config: ModelConfig, source: WeightSource, tp: TensorParallel, target: ModelWeights
+) -> tuple[Tensor, ModelWeights]:
+    """Loads the projection [hidden, embedding | hidden] and the layer of a draft, which shares embedding and output
+    projection with the target. config: shape of the draft, of one layer. Raises ModelError if the layer does not divide
+    into so many ranks.
+    """
+    tp.check(config)
+    shapes = {**config.parameters, "fc.weight": (config.hidden_size, 2 * config.hidden_size)}
+    embedding = target.embedding
+    load = _Loader(source, shapes, embedding.dtype, embedding.device, keeps_fp8=False)
+    layers = (_load_layer(config, tp, load, 0),)
+    return load("fc"), ModelWeights(embedding=embedding, layers=layers, norm=load("model.norm"), head=target.head)
+
+
 @dataclass(frozen=True)
 class _Loader:
     source: WeightSource

@@ -14,9 +14,20 @@ from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from pdreal.control.requests import Draw, Logprobs, Sampling
-from pdreal.control.tasks import DecodeBatch, ForgetKv, PageTableChange, PrefillBatch, PrefillInput, RestoreKv, SaveKv
+from pdreal.control.tasks import (
+    DecodeBatch,
+    DraftRows,
+    ForgetKv,
+    PageTableChange,
+    PrefillBatch,
+    PrefillInput,
+    RestoreKv,
+    SaveKv,
+    Seed,
+)
+from pdreal.rank.speculation import Lacking, Speculation
 from pdsim.core import messages as m
-from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, StepResult
+from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, Result, StepResult, Verified
 from pdsim.core.sequence import TokenIds
 
 
@@ -35,7 +46,7 @@ class NewToken(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    result: StepResult
+    result: Result
     new_tokens: list[NewToken]
 
 
@@ -67,6 +78,13 @@ class _Sequence:
         return len(self.tokens) - 1
 
     @property
+    def lacking(self) -> Lacking:
+        """What a step that verifies drafts needs to know."""
+        num_output_tokens = len(self.tokens) - self.num_prompt_tokens
+        num_lacking = self.most_tokens - len(self.tokens)
+        return Lacking(self.request_id, num_output_tokens, num_lacking, self.sampling.reference)
+
+    @property
     def output(self) -> TokenIds:
         return TokenIds(data=self.tokens[self.num_prompt_tokens :].tobytes())
 
@@ -79,7 +97,12 @@ class _Rows:
         self.renewed: set[int] = set()
         """Rows that hold another sequence than the ranks know."""
         self._rows: dict[int, int] = {}
-        """Row of each request in the decode batch."""
+        """Row of each request in the decode batch, in the order in which requests joined."""
+
+    @property
+    def request_ids(self) -> list[int]:
+        """Requests in the order in which they joined, as in the instance's batch."""
+        return list(self._rows)
 
     def join(self, sequence: _Sequence) -> None:
         self._put(len(self.sequences), sequence)
@@ -102,10 +125,18 @@ class _Rows:
 
 
 class Executor:
-    def __init__(self, instance: HasPageTables, page_size: int, end_tokens: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        instance: HasPageTables,
+        page_size: int,
+        end_tokens: Collection[int] = (),
+        speculation: Speculation | None = None,
+    ) -> None:
+        """speculation: decode steps verify drafts. None: a decode step gives each request one token."""
         self._instance = instance
         self._page_size = page_size
         self._end_tokens = frozenset(end_tokens)
+        self._speculation = speculation
         self._sequences: dict[int, _Sequence] = {}
         self._batch = _Rows()
 
@@ -122,13 +153,20 @@ class Executor:
         )
 
     def add_first_token(
-        self, request_id: int, token: int, num_cached_tokens: int, logprobs: Logprobs | None = None
+        self,
+        request_id: int,
+        token: int,
+        num_cached_tokens: int,
+        logprobs: Logprobs | None = None,
+        seed: Seed | None = None,
     ) -> None:
-        """Adds the first token, which reaches a decode instance with KvArrived."""
+        """Adds the first token and the seed of drafts, which reach a decode instance with KvArrived."""
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.first_logprobs = logprobs
             sequence.num_cached_tokens = num_cached_tokens
+            if self._speculation is not None:
+                self._speculation.keep_seed(request_id, seed)
 
     @property
     def num_requests(self) -> int:
@@ -149,6 +187,10 @@ class Executor:
 
     def first_logprobs(self, request_id: int) -> Logprobs | None:
         return self._sequences[request_id].first_logprobs
+
+    def seed(self, request_id: int) -> Seed | None:
+        """Returns the seed of a request's drafts. None: its prompt is not computed, or there are no drafts."""
+        return None if self._speculation is None else self._speculation.seed(request_id)
 
     def last_token(self, request_id: int) -> int:
         return self._sequences[request_id].tokens[-1]
@@ -178,6 +220,8 @@ class Executor:
         request. None: nothing is saved.
         """
         sequence = self._sequences.pop(request_id, None)
+        if self._speculation is not None:
+            self._speculation.forget(request_id)
         return ForgetKv(request_id) if sequence is not None and sequence.is_saved else None
 
     # Steps.
@@ -187,19 +231,52 @@ class Executor:
             return PrefillBatch(tuple(map(self._prefill_input, step.chunks)))
         return self._begin_decode(step)
 
-    def finish(self, step: PureStep, tokens: Sequence[int], logprobs: Sequence[Logprobs | None] = ()) -> Outcome:
-        """Returns the result of a step, for the instance, and the step's new tokens. tokens and logprobs: one for each
-        row of the step's batch, from the ranks. logprobs may be empty if no request asks for log probabilities.
+    def finish(
+        self,
+        step: PureStep,
+        tokens: Sequence[int],
+        logprobs: Sequence[Logprobs | None] = (),
+        seeds: Sequence[Seed] = (),
+    ) -> Outcome:
+        """Returns the result of a step, for the instance, and the step's new tokens.
+
+        tokens: for each row of the step's batch, from the ranks; drafts and choices of a row if the step verifies
+        drafts. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each chunk, or
+        empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
+            for chunk, seed in zip(step.chunks, seeds, strict=False):
+                if chunk.is_last and self._speculation is not None and chunk.request_id in self._sequences:
+                    self._speculation.keep_seed(chunk.request_id, seed)
             made = zip(step.chunks, tokens, likely, strict=True)
             return self._take([NewToken(chunk.request_id, token, told) for chunk, token, told in made if chunk.is_last])
-        of_rows = zip(self._batch.sequences, tokens, likely, strict=True)
-        outcome = self._take([NewToken(sequence.request_id, token, told) for sequence, token, told in of_rows])
+        if self._speculation is None:
+            of_rows = zip(self._batch.sequences, tokens, likely, strict=True)
+            outcome = self._take([NewToken(sequence.request_id, token, told) for sequence, token, told in of_rows])
+        else:
+            outcome = self._take_verified(self._speculation, tokens)
         for request_id, _ in outcome.result.ended:
-            self._batch.leave(request_id)
+            self._leave(request_id)
         return outcome
+
+    def _take_verified(self, speculation: Speculation, tokens: Sequence[int]) -> Outcome:
+        """Takes the tokens of a step that verified drafts. Tokens behind a sequence's end are dropped."""
+        rows = zip(self._batch.sequences, speculation.new_tokens(tokens), strict=True)
+        made = {sequence.request_id: new for sequence, new in rows}
+        new_tokens: list[NewToken] = []
+        ended: list[tuple[int, TokenIds]] = []
+        counts = []
+        for request_id in self._batch.request_ids:
+            num_before = len(new_tokens)
+            for token in made[request_id]:
+                one = self._take([NewToken(request_id, token)])
+                new_tokens += one.new_tokens
+                ended += one.result.ended
+                if one.result.ended:
+                    break
+            counts.append(len(new_tokens) - num_before or len(made[request_id]))
+        return Outcome(Verified(tuple(counts), tuple(ended)), new_tokens)
 
     def _prefill_input(self, chunk: PrefillChunk) -> PrefillInput:
         sequence = self._sequences[chunk.request_id]
@@ -209,11 +286,12 @@ class Executor:
             sequence.is_begun, sequence.num_cached_tokens = True, start
         table = array("i", self._instance.page_table(chunk.request_id))
         draw = _draw(sequence, stop) if chunk.is_last else None
-        return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw)
+        next_token = tokens[stop] if stop < len(tokens) else None
+        return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw, next_token)
 
     def _begin_decode(self, step: DecodeStep) -> DecodeBatch:
         for request_id in step.left:
-            self._batch.leave(request_id)
+            self._leave(request_id)
         for request_id in step.joined:
             self._batch.join(self._sequences[request_id])
         sequences = self._batch.sequences
@@ -222,18 +300,30 @@ class Executor:
             tuple([len(sequence.tokens) - 1 for sequence in sequences]),
             self._changes(),
             self._draws(sequences),
+            self._drafts(sequences),
         )
+
+    def _leave(self, request_id: int) -> None:
+        self._batch.leave(request_id)
+        if self._speculation is not None:
+            self._speculation.leave(request_id)
+
+    def _drafts(self, sequences: Sequence[_Sequence]) -> DraftRows | None:
+        if self._speculation is None:
+            return None
+        return self._speculation.begin([sequence.lacking for sequence in sequences])
 
     def _changes(self) -> tuple[PageTableChange, ...]:
         """Returns changes of page tables: for rows that hold another sequence than before, and for sequences that got
         more pages.
         """
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
+        num_drafts = 0 if self._speculation is None else self._speculation.num_verified - 1
         for row in renewed:
             sequences[row].num_pages = 0
         changes = []
         for row, sequence in enumerate(sequences):
-            if (known := sequence.num_pages) * page_size < len(sequence.tokens):
+            if (known := sequence.num_pages) * page_size < len(sequence.tokens) + num_drafts:
                 table = self._instance.page_table(sequence.request_id)
                 sequence.num_pages = len(table)
                 changes.append(PageTableChange(row, known, array("i", table[known:])))

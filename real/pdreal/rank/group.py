@@ -13,7 +13,17 @@ from pdreal.control import notices
 from pdreal.control.channel import Channel
 from pdreal.control.expert_counts import ExpertCounts
 from pdreal.control.requests import Logprobs
-from pdreal.control.tasks import Compute, DecodeBatch, DigestArrived, DigestSent, ScatterCell, SendUnit, Task, Windows
+from pdreal.control.tasks import (
+    Compute,
+    DecodeBatch,
+    DigestArrived,
+    DigestSent,
+    ScatterCell,
+    Seed,
+    SendUnit,
+    Task,
+    Windows,
+)
 from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
 from pdsim.core.transfer.transfer_plan import TransferUnit
@@ -30,6 +40,8 @@ class ComputedTokens(NamedTuple):
     expert_counts: ExpertCounts | None = None
     logprobs: Sequence[Logprobs | None] = ()
     """Log probabilities of each token; empty if the request asks for none."""
+    seeds: Sequence[Seed] = ()
+    """Seeds of the drafts of each chunk; empty if there are no drafts."""
 
 
 class RankThreads:
@@ -131,7 +143,8 @@ class RankThreads:
             tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))
         finally:
             self._compute_start_ns = None
-        return ComputedTokens(tokens, start_ns, monotonic_ns(), self._runner.expert_counts, self._runner.logprobs)
+        runner, end_ns = self._runner, monotonic_ns()
+        return ComputedTokens(tokens, start_ns, end_ns, runner.expert_counts, runner.logprobs, runner.seeds)
 
     @property
     def hangs(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import InstanceLog
-from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, SendUnit, Windows
+from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, Seed, SendUnit, Windows
 from pdreal.rank.executor import Executor, NewToken
 from pdreal.rank.group import RankGroup
 from pdreal.rank.step_loop import inner
@@ -130,6 +130,7 @@ class KvTransfers:
             "token": first.token,
             "logprobs": first.logprobs,
             "num_cached_tokens": self._executor.num_cached_tokens(request_id),
+            "seed": self._executor.seed(request_id),
         }
         if self._check is not None:
             facts["digests"] = self._check.sent(request_id)
@@ -139,7 +140,9 @@ class KvTransfers:
 
     def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
         """Keeps the data that came with a request's last KV."""
-        self._executor.add_first_token(request_id, facts["token"], facts["num_cached_tokens"], facts["logprobs"])
+        seed = None if facts["seed"] is None else Seed(*facts["seed"])
+        first = facts["token"], facts["num_cached_tokens"], facts["logprobs"]
+        self._executor.add_first_token(request_id, *first, seed)
         if self._check is not None:
             self._check.expect(request_id, facts["digests"])
 

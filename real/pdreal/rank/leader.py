@@ -17,6 +17,7 @@ from pdreal.rank.executor import Executor, NewToken
 from pdreal.rank.group import RankGroup, RankThreads
 from pdreal.rank.host_copies import HostCopies
 from pdreal.rank.kv_transfers import KvTransfers
+from pdreal.rank.speculation import Speculation
 from pdreal.rank.step_loop import StepLoop, inner
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
@@ -75,7 +76,9 @@ class Leader:
         self._log = log = InstanceLog(spec.instance_id, logbook, timeline)
         self._instance, *agents = (logbook.recorded(machine) for machine in state_machines(spec))
         self._machines = [inner(machine) for machine in (self._instance, *agents)]
-        self._executor = executor = Executor(self._machines[0], spec.scenario.page_size, end_tokens)
+        self._executor = executor = Executor(
+            self._machines[0], spec.scenario.page_size, end_tokens, Speculation.of(spec.scenario)
+        )
         self._group = group = RankGroup(channel, threads, spec.followers, fail)
         self._outbox = outbox = Outbox(channel, log, loop)
         self._transfers = transfers = KvTransfers(spec, agents, group, executor, timeline, log, self._carry_out)

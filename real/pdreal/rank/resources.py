@@ -7,9 +7,11 @@ from typing import Any
 import torch
 
 from pdreal.memory.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
+from pdreal.model.draft import DraftHead
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
+from pdreal.rank.drafting import Drafter
 from pdreal.rank.runner import ModelRunner
 from pdreal.settings.host import LOOPBACK
 from pdreal.settings.model import model_config
@@ -98,7 +100,16 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         prefills=spec.role != "decode",
         kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
         records_experts=spec.options.record_experts and spec.rank == 0,
+        drafter=_drafter(spec, model),
     )
+
+
+def _drafter(spec: RankSpec, model: Transformer) -> Drafter | None:
+    """Makes the draft head that the scenario's decode steps use. None: they use none."""
+    if (acceptance := spec.scenario.acceptance) is None:
+        return None
+    max_running = 0 if spec.role == "prefill" else spec.settings.resolved_max_running
+    return Drafter(DraftHead(model), acceptance.draft_tokens, max_running)
 
 
 def _num_host_pages(spec: RankSpec) -> int:

@@ -10,10 +10,21 @@ from torch import Tensor
 
 from pdreal.control.expert_counts import ExpertCounts, count
 from pdreal.control.requests import Draw, Logprobs
-from pdreal.control.tasks import DecodeBatch, ForgetKv, PrefillBatch, PrefillInput, RestoreKv, SaveKv, Work
+from pdreal.control.tasks import (
+    DecodeBatch,
+    DraftRows,
+    ForgetKv,
+    PrefillBatch,
+    PrefillInput,
+    RestoreKv,
+    SaveKv,
+    Seed,
+    Work,
+)
 from pdreal.memory.paged_kv import HostKv, PagedKv, SavedKv
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
+from pdreal.rank.drafting import Drafter, VerifyRows, followers_of, rows_of, seeds_of, verified_chunks
 from pdreal.rank.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
 from pdreal.transports.streams import to_host, wait_for_engines
 from pdsim.core.messages import LoadBack, WriteBackup
@@ -93,6 +104,7 @@ class ModelRunner:
         prefills: bool = False,
         kv_dtype: torch.dtype | None = None,
         records_experts: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
         """A GPU captures its decode steps and short forwards here, which takes seconds.
 
@@ -103,12 +115,13 @@ class ModelRunner:
         prefills: True: the instance computes prompts.
         kv_dtype: data type of the KV; None: the model's.
         records_experts: True: each forward sets expert_counts.
+        drafter: drafts of decode steps; the cache has room for the head's layer. None: decode steps verify no drafts.
         """
         self.model = model
         self.kv = PagedKv(
             num_pages=num_pages,
             page_size=page_size,
-            num_layers=model.config.num_layers,
+            num_layers=model.config.num_layers + (0 if drafter is None else drafter.head.layer.config.num_layers),
             num_kv_heads=model.num_kv_heads,
             head_dim=model.config.head_dim,
             planes_per_layer=model.config.planes_per_layer,
@@ -124,6 +137,9 @@ class ModelRunner:
         """Tokens of the last forward that each expert of each layer saw."""
         self.logprobs: list[Logprobs | None] = []
         """Log probabilities of the last batch's tokens, if anybody asked for them."""
+        self.seeds: list[Seed] = []
+        """Seeds of the drafts of each chunk of the last batch, if the batch was of prompts and there is a drafter."""
+        self._drafter = drafter
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
         """Page table of each row of the decode batch."""
@@ -162,7 +178,7 @@ class ModelRunner:
         """Computes a batch and returns its next tokens, in the batch's order. Other work returns no tokens, and is done
         on return.
         """
-        self.expert_counts, self.logprobs = None, []
+        self.expert_counts, self.logprobs, self.seeds = None, [], []
         match work:
             case PrefillBatch():
                 return self.prefill(work, on_layers)
@@ -197,8 +213,15 @@ class ModelRunner:
         device = self.model.device
         attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
         self._begin_recording()
-        hidden = self.model.hidden(tokens.to(device), positions.to(device), attend, last.to(device))
-        chosen = self._choose(hidden, draws)
+        tokens, positions, last = tokens.to(device), positions.to(device), last.to(device)
+        if self._drafter is None:
+            chosen = self._choose(self.model.hidden(tokens, positions, attend, last), draws)
+        else:
+            hidden = self.model.hidden(tokens, positions, attend)
+            chosen = self._choose(hidden[last], draws)
+            followers = torch.tensor(followers_of(batch, chosen)).to(device)
+            made = self._drafter.prefill(followers, hidden, positions, attend, last)
+            self.seeds = seeds_of(*map(to_host, made))
         progress.report()
         self._end_recording(self.model.choices)
         return chosen
@@ -218,11 +241,24 @@ class ModelRunner:
             self._end_recording(self._graphs.choices)
             return self._choose(self._graphs.hidden, batch.draws) if any(batch.draws) else chosen
         self._begin_recording()
+        if batch.drafts is not None:
+            return self._verify(batch, batch.drafts)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
         attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch))
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
         return chosen
+
+    def _verify(self, batch: DecodeBatch, drafts: DraftRows) -> list[int]:
+        """Returns drafts and choices of each row, one row after another."""
+        assert self._drafter is not None
+        num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
+        self._drafter.plant(drafts.seeds)
+        rows = VerifyRows(*map(torch.tensor, rows_of(batch.tokens, batch.num_kv_tokens, drafts, num_verified)))
+        chunks = verified_chunks(batch.num_kv_tokens, tables, num_verified)
+        attend_all = PagedPrefill(self.kv, chunks, self.model.device, lambda _: None)
+        made = self._drafter.step(rows, lambda at: GatheredDecode(self.kv, at.tolist(), tables), attend_all)
+        return made.flatten().tolist()
 
     @torch.inference_mode()
     def launch(self, batch: DecodeBatch) -> LaunchedStep | None:

@@ -75,7 +75,7 @@ class StepLoop:
         inbox, self._inbox = self._inbox, []
         return inbox
 
-    def _advance(self, answer: m.StepResult | None) -> None:
+    def _advance(self, answer: m.Result | None) -> None:
         """Begins steps until the loop must wait for a step's end or for a message."""
         while True:
             asked = self._loop.send(answer)
@@ -120,8 +120,8 @@ class StepLoop:
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:
-        outcome = self._executor.finish(step, computed.tokens, computed.logprobs)
-        self._log.step(step, computed.start_ns, computed.end_ns)
+        outcome = self._executor.finish(step, computed.tokens, computed.logprobs, computed.seeds)
+        self._log.step(step, outcome.result, computed.start_ns, computed.end_ns)
         if computed.expert_counts is not None:
             self._log.experts(step, computed.expert_counts)
         if outcome.new_tokens:

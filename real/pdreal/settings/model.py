@@ -53,6 +53,10 @@ _SHAPE = (
 )
 
 
+MOST_VERIFIED_TOKENS = 64
+"""Largest number of tokens that a decode step verifies for one request. Drafts may lie behind the model's context."""
+
+
 class ModelError(ValueError):
     """Raised if real mode cannot run a model, or cannot run it with this number of ranks."""
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pdreal.control.refused import RefusedError
 from pdreal.settings.host import BETWEEN_HOSTS
-from pdreal.settings.model import ModelError, model_config
+from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelError, model_config
 from pdreal.settings.options import Options
 from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
@@ -16,6 +16,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import HealthSettings, SlowLink
 from pdsim.scenario.sections.servers import DecodeSettings
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.catalog import load_model
 from pdsim.system.model import KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
@@ -42,11 +43,12 @@ class Room(NamedTuple):
         """
         page, reserved = scenario.page_size, 0
         if scenario.aggregated is not None:
-            total = prompt = (scenario.aggregated.pool_tokens or 0) - page - 1
+            total = prompt = (scenario.aggregated.pool_tokens or 0) - page - 1 - _ahead(scenario)
         else:
             prefill, decode = scenario.pair
             prompt = (prefill.pool_tokens or 0) - 1 - page
             total, reserved = _decode_room(decode, page)
+            total -= _ahead(scenario)
         room = cls(min(prompt, total - 1, context - 1), min(total, context), page, reserved)
         if room.prompt_tokens < 1:
             raise ConfigError(f"no request fits pool_tokens{room.why}")
@@ -70,6 +72,11 @@ class Room(NamedTuple):
     def why(self) -> str:
         reserved = self.reserved_tokens
         return f", as decode.admission.reserved_tokens keeps {reserved} of decode's pool free" if reserved else ""
+
+
+def _ahead(scenario: Scenario) -> int:
+    """Number of tokens for which a request needs pages besides those of its prompt and output: drafts of two steps."""
+    return scenario.servers[1].num_ahead_tokens(scenario.page_size) - 1
 
 
 def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
@@ -104,6 +111,11 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
     Raises ConfigError, also if no request fits the pools.
     """
     scenario = for_real(scenario, options)
+    if scenario.acceptance is not None:
+        raise ConfigError(
+            "speculative_draft_tokens: a server's drafts would be accepted whether they are right or not, because its "
+            "draft model has random weights; `pdreal run` decodes with drafts"
+        )
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
     resolved = resolve(scenario)
@@ -139,6 +151,30 @@ def _check_windows(scenario: Scenario) -> None:
         )
     if prefill.layer_groups:
         raise ConfigError("prefill.layer_groups: real mode sends sliding windows after all layers; leave it out")
+
+
+def _check_drafts(scenario: Scenario, options: Options) -> None:
+    """Raises ConfigError for drafts that real mode cannot make: its draft is an EAGLE head, which drafts a chain."""
+    decoding = scenario.decode or scenario.aggregated
+    assert decoding is not None
+    role = "decode" if scenario.aggregated is None else "aggregated"
+    config = model_config(options, scenario.model)
+    algorithm, branches = decoding.speculative_algorithm or "EAGLE", decoding.speculative_eagle_topk or 1
+    if algorithm != "EAGLE" or load_model(scenario.model).num_nextn_layers or scenario.num_draft_layers != 1:
+        raise ConfigError(f"{role}.speculative_algorithm: real mode drafts with an EAGLE head of one layer only")
+    if branches > 1 or decoding.num_draft_steps + 1 != decoding.num_verified_tokens:
+        raise ConfigError(
+            f"{role}.speculative_eagle_topk: trees of drafts are verified in simulation only; leave it out"
+        )
+    if decoding.num_verified_tokens > MOST_VERIFIED_TOKENS:
+        most = MOST_VERIFIED_TOKENS
+        raise ConfigError(f"{role}.speculative_draft_tokens: real mode verifies up to {most} tokens in a step")
+    if config.llama.window_layers:
+        raise ConfigError(f"{role}.speculative_algorithm: drafts beside sliding windows run in simulation only")
+    if options.device == "cuda":
+        raise ConfigError(f"{role}.speculative_algorithm: drafts run with --device cpu only")
+    if options.record_experts:
+        raise ConfigError("--record-experts: steps that verify drafts are not counted; leave it out")
 
 
 def _room(scenario: Scenario, options: Options) -> Room:
@@ -188,7 +224,7 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     if (scenario.context_tokens or 0) > context:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.acceptance is not None:
-        raise ConfigError("speculative_draft_tokens: decoding with drafts runs in simulation only")
+        _check_drafts(scenario, options)
     if scenario.aggregated is None:
         _check_windows(scenario)
     health = scenario.health

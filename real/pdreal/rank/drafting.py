@@ -1,0 +1,151 @@
+"""Speculative decoding on one rank: a draft head proposes tokens, and the target verifies them in one forward.
+
+A step with rows of n KV tokens, which verifies V tokens of each row:
+
+- propose: V - 2 forwards of the head, each over one token of each row, follow the proposal of the step before
+- verify: the target computes the row's last token and V - 1 drafts, and chooses a token behind each of the V
+- extend: the head computes the V positions with the target's hidden states, and makes the next step's first proposal
+
+The forwards are those of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py: draft_forward, verify,
+_draft_extend_for_decode, _draft_extend_for_prefill). The number of accepted tokens is given, as with SGLang's
+SGLANG_SIMULATE_ACC_LEN (speculative/spec_utils.py:276), because drafts of random weights are never right.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pdreal.control.tasks import DraftRows, PrefillBatch, PrefillInput, Seed
+from pdreal.model.draft import DraftHead
+from pdreal.model.transformer import Attend
+
+UNTAUGHT = -1
+"""In place of a taught token: the head's own proposal is verified."""
+
+
+class VerifyRows(NamedTuple):
+    """Inputs of a step for each row. A row of padding accepts no token."""
+
+    tokens: Tensor
+    """Last token of each sequence, [rows]."""
+    positions: Tensor
+    """Number of KV tokens before that token, [rows]."""
+    slots: Tensor
+    """Place of the draft state, [rows]. Padding: 0."""
+    num_accepted: Tensor
+    """[rows]."""
+    taught: Tensor
+    """Tokens that take the place of proposals, or UNTAUGHT: [rows, V - 1]."""
+
+
+def rows_of(
+    tokens: Sequence[int], num_kv_tokens: Sequence[int], drafts: DraftRows, num_verified: int
+) -> list[list[int] | list[list[int]]]:
+    """Returns the fields of VerifyRows as lists."""
+    taught = [[*given, *[UNTAUGHT] * (num_verified - 1 - len(given))] for given in drafts.taught]
+    return [list(tokens), list(num_kv_tokens), list(drafts.slots), list(drafts.num_accepted), taught]
+
+
+class Drafter:
+    """A head and its target, with a draft state for each running sequence: the head's proposal for the token behind the
+    last one, and its hidden state.
+    """
+
+    def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:
+        target = head.target
+        self.head = head
+        self.num_verified = num_verified
+        self._proposals = torch.zeros(max_running_requests + 1, dtype=torch.int64, device=target.device)
+        self._hidden = torch.zeros(
+            max_running_requests + 1, target.config.hidden_size, dtype=target.dtype, device=target.device
+        )
+
+    def plant(self, seeds: Sequence[tuple[int, Seed | None]]) -> None:
+        """Sets the draft states of sequences that join."""
+        for slot, seed in seeds:
+            self._proposals[slot] = 0 if seed is None else seed.token
+            self._hidden[slot] = 0 if seed is None else self._state_of(seed)
+
+    def prefill(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, last: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Computes the KV of prompts. Returns the first proposals [rows], and the hidden states behind them.
+
+        tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: rows that propose.
+        """
+        states = self.head.hidden(tokens, hidden, positions, attend)[last]
+        return self.head.propose(states), states
+
+    def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
+        """Computes a step. Returns the drafts and then the target's choices of each row, [rows, 2 * V - 1].
+
+        attend_one: makes the attention of one token of each row at these positions. attend_all: attention of V tokens
+        of each row.
+        """
+        inputs = torch.cat((rows.tokens[:, None], self._propose(rows, attend_one)), dim=1)
+        counted = torch.arange(self.num_verified, device=inputs.device)
+        positions = (rows.positions[:, None] + counted).flatten()
+        target = self.head.target
+        hidden = target.hidden(inputs.flatten(), positions, attend_all)
+        chosen = target.best_tokens(target.logits_of(hidden)).view(inputs.shape)
+        self._extend(rows, inputs, chosen, hidden, positions, attend_all)
+        return torch.cat((inputs[:, 1:], chosen), dim=1)
+
+    def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
+        """Returns the drafts of each row, [rows, V - 1]."""
+        proposal, hidden = self._proposals[rows.slots], self._hidden[rows.slots]
+        is_live = (rows.num_accepted > 0).to(rows.positions.dtype)
+        drafts: list[Tensor] = []
+        for i in range(self.num_verified - 1):
+            if drafts:
+                positions = rows.positions + (i - 1) * is_live
+                hidden = self.head.hidden(drafts[-1], hidden, positions, attend_one(positions))
+                proposal = self.head.propose(hidden)
+            taught = rows.taught[:, i].to(proposal.dtype)
+            drafts.append(torch.where(taught == UNTAUGHT, proposal, taught))
+        return torch.stack(drafts, dim=1)
+
+    def _extend(
+        self, rows: VerifyRows, inputs: Tensor, chosen: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
+    ) -> None:
+        """Computes the head over all verified positions, and keeps the states of the last accepted ones."""
+        counted = torch.arange(self.num_verified, device=inputs.device)
+        is_accepted = counted < rows.num_accepted[:, None] - 1
+        followers = torch.where(is_accepted, inputs.roll(-1, dims=1), chosen)
+        states = self.head.hidden(followers.flatten(), hidden, positions, attend).view(*inputs.shape, -1)
+        last = (rows.num_accepted - 1).clamp(min=0).long()
+        states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
+        self._hidden[rows.slots] = states
+        self._proposals[rows.slots] = self.head.propose(states)
+
+    def _state_of(self, seed: Seed) -> Tensor:
+        state = torch.frombuffer(bytearray(base64.b64decode(seed.hidden)), dtype=self._hidden.dtype)
+        return state.to(self._hidden.device)
+
+
+def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
+    """Returns the seeds that a prefill forward leaves. Both tensors lie on the host."""
+    states = hidden.contiguous().view(torch.uint8).numpy()
+    return [
+        Seed(token, base64.b64encode(state.tobytes()).decode())
+        for token, state in zip(proposals.tolist(), states, strict=True)
+    ]
+
+
+def followers_of(batch: PrefillBatch, chosen: Sequence[int]) -> list[int]:
+    """Returns the token after each token of a batch. chosen: the target's choice after each chunk."""
+    pairs = zip(batch.chunks, chosen, strict=True)
+    ends = ((chunk, token if chunk.next_token is None else chunk.next_token) for chunk, token in pairs)
+    return [token for chunk, end in ends for token in (*chunk.tokens[1:], end)]
+
+
+def verified_chunks(
+    num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]], num_verified: int
+) -> PrefillBatch:
+    """Returns the tokens that a step verifies as chunks behind their contexts. Their token ids do not matter."""
+    tokens = [0] * num_verified
+    pairs = zip(num_kv_tokens, page_tables, strict=True)
+    return PrefillBatch(tuple(PrefillInput(row, tokens, n, table) for row, (n, table) in enumerate(pairs)))

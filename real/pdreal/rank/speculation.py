@@ -1,0 +1,117 @@
+"""The leader's part of speculative decoding: how many drafts each sequence of an instance accepts, and the step's new
+tokens.
+
+The scenario decides how many tokens a step gives to a sequence, by the same random stream as in the simulation. The
+drafts that the step accepts repeat the request's reference output, if it has one, or are the head's own proposals.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pdreal.control.tasks import DraftRows, Seed
+from pdsim.scenario.schema import Scenario
+from pdsim.workload.request_spec import Streams
+
+
+@dataclass(slots=True)
+class _State:
+    slot: int = 0
+    """Place of the draft state on the ranks. 0: the sequence does not run."""
+    seed: Seed | None = None
+    """Seed of the drafts until the sequence joins the batch."""
+    accepted: Iterator[int] | None = None
+    """Number of tokens that each further step gives to the sequence. None: no step has begun."""
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """A sequence before a step."""
+
+    request_id: int
+    num_output_tokens: int
+    num_lacking: int
+    """Number of further tokens until the sequence ends at the latest."""
+    reference: Sequence[int]
+    """Output of the request without drafts, or nothing."""
+
+
+class Speculation:
+    def __init__(self, num_verified: int, accepted: Callable[[int], Iterator[int]]) -> None:
+        """num_verified: number of tokens that a step verifies for each sequence, including its last token.
+
+        accepted: returns, for a request id, the number of tokens that each step gives to the request.
+        """
+        self.num_verified = num_verified
+        self._accepted = accepted
+        self._states: dict[int, _State] = {}
+        self._num_tokens: list[int] = []
+        """Number of tokens that the present step gives to each row."""
+        self._free_slots: list[int] = []
+        self._num_slots = 0
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> "Speculation | None":
+        """Returns the speculation of a resolved scenario, which accepts as many tokens as in the simulation
+        (Simulation._executor_of).
+        """
+        acceptance, streams = scenario.acceptance, Streams(scenario.seed)
+        if acceptance is None:
+            return None
+        return cls(acceptance.draft_tokens, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
+
+    def keep_seed(self, request_id: int, seed: Seed | None) -> None:
+        """Keeps what a prefill forward leaves for the drafts of a sequence."""
+        self._states.setdefault(request_id, _State()).seed = seed
+
+    def seed(self, request_id: int) -> Seed | None:
+        state = self._states.get(request_id)
+        return None if state is None else state.seed
+
+    def leave(self, request_id: int) -> None:
+        """Frees the place of a sequence that leaves the batch. Has no effect if the sequence does not run."""
+        if (state := self._states.get(request_id)) is not None and state.slot:
+            self._free_slots.append(state.slot)
+            state.slot = 0
+
+    def forget(self, request_id: int) -> None:
+        self.leave(request_id)
+        self._states.pop(request_id, None)
+
+    def begin(self, rows: Sequence[Lacking]) -> DraftRows:
+        """Decides what a step accepts. Sequences that run for the first time, or again, get a place."""
+        slots, taught, seeds = [], [], []
+        self._num_tokens = []
+        for row in rows:
+            state = self._states.setdefault(row.request_id, _State())
+            if not state.slot:
+                state.slot = self._new_slot()
+                seeds.append((state.slot, state.seed))
+                state.seed = None
+            if state.accepted is None:
+                state.accepted = self._accepted(row.request_id)
+            num_tokens = min(next(state.accepted), row.num_lacking)
+            slots.append(state.slot)
+            taught.append(tuple(row.reference[row.num_output_tokens :][: num_tokens - 1]))
+            self._num_tokens.append(num_tokens)
+        return DraftRows(tuple(slots), tuple(self._num_tokens), tuple(taught), tuple(seeds))
+
+    def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
+        """Returns the step's new tokens of each row: accepted drafts, and the token that the target chose behind them.
+        computed: drafts and then choices of each row, one row after another, from the ranks.
+        """
+        num_drafts = self.num_verified - 1
+        width, made = num_drafts + self.num_verified, []
+        for row, num_tokens in enumerate(self._num_tokens):
+            drafts = row * width
+            accepted, chosen = (
+                computed[drafts : drafts + num_tokens - 1],
+                computed[drafts + num_drafts + num_tokens - 1],
+            )
+            made.append([*accepted, chosen])
+        return made
+
+    def _new_slot(self) -> int:
+        if self._free_slots:
+            return self._free_slots.pop()
+        self._num_slots += 1
+        return self._num_slots
