@@ -19,6 +19,9 @@ class Entry(NamedTuple):
     returned: Any
 
 
+_new_entry = tuple.__new__
+"""Makes an Entry in half the time of its constructor."""
+
 KILLED = "killed"
 """Name of the journal entry that records that an instance died at args[0] ns. Later entries are calls of the restarted
 instance."""
@@ -49,7 +52,7 @@ class Recorded:
         return self.inner.waiting_for()
 
     def _note(self, call: str, args: tuple[Any, ...], returned: Any) -> Any:
-        self._record(Entry(self.instance_id, call, args, returned))
+        self._record(_new_entry(Entry, (self.instance_id, call, args, returned)))
         return returned
 
 

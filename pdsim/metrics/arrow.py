@@ -25,9 +25,11 @@ def read_table(path: Path) -> Any:
 
 
 def arrow_array(values: Sequence[Any]) -> Any:
-    """Arrow array of integers, floats, texts or truth values. Any value may be None."""
+    """Arrow array of integers, floats, texts or truth values. Any value may be None, except in an array("q")."""
     import pyarrow as pa  # noqa: PLC0415
 
+    if isinstance(values, array):
+        return _numbers(pa.int64(), values, None)
     kinds = set(map(type, values))
     has_none = NoneType in kinds
     kinds.discard(NoneType)

@@ -1,8 +1,7 @@
 """The tables of a run as NumPy columns, so that an analysis of 100,000 requests takes milliseconds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -122,20 +121,19 @@ def columns(records: Records, name: str) -> Columns:
     return records.columns(name) if isinstance(records, StoredRecords) else columns_of(name, getattr(records, name))
 
 
-def columns_of(name: str, rows: Sequence[Any]) -> Columns:
+def columns_of(name: str, rows: Collection[Any]) -> Columns:
     """The columns of records, which belong to the table `name`."""
-    attributes = dict(zip(KINDS[name].columns, KINDS[name].values, strict=True))
+    kind = KINDS[name]
 
     def numbers(column: str) -> Array:
-        values = list(map(attrgetter(attributes[column]), rows))
+        values = kind.column(column, rows)
         if None in values:
             values = [NEVER if value is None else value for value in values]
         return np.array(values) if values else np.zeros(0, dtype=np.int64)
 
     def words(column: str) -> tuple[Array, list[str]]:
         numbered: dict[str, int] = {}
-        texts = map(attrgetter(attributes[column]), rows)
-        codes = [numbered.setdefault(text, len(numbered)) for text in texts]
+        codes = [numbered.setdefault(text, len(numbered)) for text in kind.column(column, rows)]
         return np.array(codes, dtype=np.int64), list(numbered)
 
     return Columns(numbers, words)

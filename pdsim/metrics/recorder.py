@@ -10,7 +10,7 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.records import (
     HostCopyRecord,
-    LevelRecord,
+    LevelRows,
     RequestRecord,
     RunRecords,
     StepRecord,
@@ -66,7 +66,8 @@ class Recorder:
     """
 
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:
-        self.records = RunRecords()
+        self._levels = LevelRows()
+        self.records = RunRecords(levels=self._levels)
         self._own_gaps = own_gaps
         if own_gaps is not None:
             self.records.token_groups = own_gaps.groups
@@ -202,7 +203,7 @@ class Recorder:
         self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
 
     def on_levels(self, instance_id: str, levels: Levels, now_ns: int) -> None:
-        self.records.levels.append(LevelRecord(instance_id, now_ns, levels))
+        self._levels.add(instance_id, now_ns, levels)
 
     def _on_prefill(self, step: PrefillStep, row: StepRecord) -> None:
         end_ns = row.start_ns + row.duration_ns

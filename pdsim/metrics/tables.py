@@ -1,6 +1,6 @@
 """The records of a run as Arrow tables in memory, and as Parquet files in a run folder."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
@@ -10,7 +10,15 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 from pdsim.core.instance import Levels
 from pdsim.inputs import InputError, shown
 from pdsim.metrics.arrow import arrow_array, read_table
-from pdsim.metrics.records import LevelRecord, Records, RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import (
+    LevelRecord,
+    LevelRows,
+    Records,
+    RequestRecord,
+    RunRecords,
+    StepRecord,
+    TransferRecord,
+)
 
 Record = TypeVar("Record")
 
@@ -28,6 +36,12 @@ class Kind(NamedTuple):
     hints: Mapping[str, Any]
     make: Callable[..., Any]
     """Makes a record from the values of a row."""
+
+    def column(self, name: str, rows: Iterable[Any]) -> Sequence[Any]:
+        """The values of a column, one for each record."""
+        if isinstance(rows, LevelRows):
+            return rows.column(name)
+        return list(map(attrgetter(self.values[self.columns.index(name)]), rows))
 
 
 def _kind(of: type[Any]) -> Kind:
@@ -62,8 +76,7 @@ def arrow_table(records: Records, name: str) -> Any:
     if name not in KINDS:
         raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
     kind, rows = KINDS[name], getattr(records, name)
-    columns = (list(map(attrgetter(value), rows)) for value in kind.values)
-    return pa.table({column: arrow_array(values) for column, values in zip(kind.columns, columns, strict=True)})
+    return pa.table({column: arrow_array(kind.column(column, rows)) for column in kind.columns})
 
 
 def write_tables(folder: Path, records: Records) -> None:

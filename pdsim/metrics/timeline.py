@@ -200,7 +200,7 @@ def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, 
         }
 
 
-def _level_events(levels: Sequence[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
+def _level_events(levels: Iterable[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
     """Counters of the requests and pages of instances, with an event whenever a value changes."""
     shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in levels:

@@ -2,17 +2,20 @@
 
 import errno
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyarrow import parquet
 
 from pdsim.core.instance import Levels
 from pdsim.files import files_replaced
-from pdsim.metrics.records import RequestRecord, RunRecords, StepRecord, TransferRecord
+from pdsim.metrics.records import LevelRecord, LevelRows, RequestRecord, RunRecords, StepRecord, TransferRecord
 from pdsim.metrics.run_folder import read_records, read_summary, write_records
-from pdsim.metrics.tables import RunFolderError
+from pdsim.metrics.tables import KINDS, RunFolderError
 from tests.support import run, small
 
 COLUMNS = {
@@ -114,6 +117,24 @@ def test_levels_are_in_order_and_keep_the_pool(tables):
         times = [row["time_ns"] for row in own]
         assert times == sorted(times)
         assert {r["num_used_pages"] + r["num_evictable_pages"] + r["num_free_pages"] for r in own} == {pool}
+
+
+LEVELS = st.builds(Levels, *[st.integers(0, 2)] * 8, st.sampled_from(["", "pages", "slots"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["prefill-0", "pages", "décode"]), LEVELS), max_size=30))
+def test_rows_of_levels_are_the_records_without_those_that_repeat_their_instance_s_last(seen):
+    records: list[LevelRecord] = []
+    rows = LevelRows()
+    for time_ns, (instance_id, levels) in enumerate(seen):
+        rows.add(instance_id, time_ns, levels)
+        if next((row.levels for row in reversed(records) if row.instance_id == instance_id), None) != levels:
+            records.append(LevelRecord(instance_id, time_ns, levels))
+    assert rows == records
+    assert deepcopy(rows) == records
+    assert all(row in rows for row in records)
+    for name in KINDS["levels"].columns:
+        assert list(rows.column(name)) == KINDS["levels"].column(name, records)
 
 
 def test_records_read_back_as_they_were(result, folder):
