@@ -29,6 +29,8 @@ class Arrival:
     """Session that the client names. Only some routing policies read it. -1: no session."""
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt that are to be encoded, in the prompt's order."""
+    agent: int = 0
+    """Agent of the session that sends the request. 0: the session's own agent. Sub-agents have other numbers."""
 
 
 @dataclass(frozen=True, slots=True)

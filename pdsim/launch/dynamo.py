@@ -15,6 +15,7 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
+    Aside,
     Launch,
     Place,
     Rule,
@@ -98,6 +99,7 @@ _ROUTER_RULES: dict[str, Rule] = {
     "router.queue.order": _queue_order,
     **{f"router.{role}": _routing for role in vllm.KV_ROLES},
     **{f"router.{role}.ttl": None for role in vllm.KV_ROLES},
+    **{f"router.{role}.scope": Aside("clients name their sessions") for role in vllm.KV_ROLES},
     **{f"router.{role}.otherwise": _of_mode for role in vllm.KV_ROLES},
     **{
         f"router.{role}.{inner}{name}": None

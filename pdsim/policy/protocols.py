@@ -5,7 +5,7 @@ copy. It must not change objects that a view returns.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pdsim.policy import views
 
@@ -80,6 +80,10 @@ class TransferPolicy(Protocol):
         """Returns the number of first tokens whose KV may be sent now, at most request.num_computed_tokens. After the
         last chunk all KV is sent in any case.
         """
+
+
+Scope = Literal["agent", "siblings", "run"]
+"""Requests of an agent run that form a session: of each agent, of all sub-agents, or of the whole run."""
 
 
 class RoutingPolicy(Protocol):

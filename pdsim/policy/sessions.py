@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from pdsim.policy.draws import Draws
 from pdsim.policy.dynamo import DynamoKv
-from pdsim.policy.protocols import RoutingPolicy
+from pdsim.policy.protocols import RoutingPolicy, Scope
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
@@ -23,14 +23,18 @@ class SessionAffinity:
     """Picks the instance that serves the request's session, if it accepts requests. Otherwise another policy picks an
     instance.
 
-    Requests of one conversation or agent run form a session, and so do requests that a trace records as a session. A
-    session keeps its instance while it has unfinished requests, and for ttl_ns after its last request has ended.
+    Requests of one conversation form a session, and so do requests that a trace records as a session. A session keeps
+    its instance while it has unfinished requests, and for ttl_ns after its last request has ended.
     """
 
     ttl_ns: int = 600 * _SECOND_NS
     """Time for which a session without unfinished requests keeps its instance."""
     otherwise: RoutingPolicy = field(default_factory=DynamoKv)
     """Policy that picks an instance for the first request of a session."""
+    scope: Scope = "agent"
+    """Sessions of an agent run. agent: each agent has a session of its own, as coding agents name their sessions
+    (X-Dynamo-Session-ID). siblings: all sub-agents share one session, and the run's own agent has another session
+    (subagent_group_affinity_id). run: all agents share one session."""
     reads_sessions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

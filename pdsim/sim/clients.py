@@ -229,7 +229,7 @@ class Clients:
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
             named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
             media = spec.media if self._has_encoders else ()
-            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media))
+            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media, spec.agent))
 
     # The router and the attempts under way.
 

@@ -148,7 +148,9 @@ class Session:
     def _spec(self, place: int, number: int, session: int) -> RequestSpec:
         call = self.calls[place]
         output = Spans.of(next(self._streams), call.num_outputs)
-        return RequestSpec(number, call.prompt, output, call.num_outputs, call.start_ns, session=session)
+        return RequestSpec(
+            number, call.prompt, output, call.num_outputs, call.start_ns, session=session, agent=call.agent
+        )
 
     def _read(self, line: Line) -> None:
         own, subagents = [], []

@@ -27,6 +27,9 @@ class RequestSpec(NamedTuple):
     session: int = -1
     """Number of the recorded session. A closed loop counts all its requests as one session, even if none follows
     another. -1: no session is recorded."""
+    agent: int = 0
+    """Number of the session's agent that sends the request. 0: the session's own agent. Each sub-agent has another
+    number."""
     primes: bool = False
     """True: a closed loop sends this request at the start, and other requests wait until all such requests have ended.
     Metrics leave it out."""

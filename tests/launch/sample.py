@@ -114,7 +114,7 @@ OTHER = {
             *(f"{{use: dynamo_kv, {setting}}}" for setting in ("decode_active_request_weight: 2", "seed: 7")),
             "{use: dynamo_kv, router_temperature: 0.5}",
             "llm_d",
-            *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random")),
+            *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random", "scope: run")),
             *(f"{{use: manual, {setting}}}" for setting in ("assignment_mode: min_group", "max_idle: 7 s")),
             *(f"{{use: manual, {setting}}}" for setting in ("eviction_interval: 7 s", "max_idle: 7.5 s", "seed: 7")),
         ]

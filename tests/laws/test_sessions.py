@@ -1,5 +1,7 @@
 """Laws of session affinity: a session stays where it is until it has been idle for its time to live."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +40,7 @@ def test_a_session_stays_until_it_was_idle_for_its_time(steps):
         live.append((number, session, picked))
         for _ in range(min(num_ended, len(live))):
             ended, of_session, place = live.pop(0)
-            role.release(place, 10, ended, of_session, now_ns)
+            role.release(place, 10, ended, now_ns)
             idle_since[of_session] = now_ns
 
 
@@ -67,11 +69,12 @@ def test_each_role_keeps_a_session_until_its_own_requests_have_left():
         assert not role.session_instance(TTL_NS)
 
 
-@pytest.mark.parametrize("more", [{}, {"ignores_eos": True}, {"session": 3}])
-def test_a_journal_has_sessions_only_where_there_are_any(more):
+@pytest.mark.parametrize(
+    ("more", "num_fields"), [({}, 4), ({"ignores_eos": True}, 5), ({"session": 3}, 6), ({"session": 3, "agent": 2}, 8)]
+)
+def test_a_journal_has_sessions_only_where_there_are_any(more, num_fields):
     arrival = Arrival(1, Spans.of(1, 9), 5, **more)
     assert from_json(to_json(arrival)) == arrival
-    num_fields = {(False, -1): 4, (True, -1): 5, (False, 3): 6}[arrival.ignores_eos, arrival.session]
     assert len(to_json(arrival)["Arrival"]) == num_fields
 
 
@@ -128,8 +131,8 @@ def test_manual_is_its_twin(moves, mode, interval_ns):
         last_ns[session] = now_ns
         live.append((number, session, picked))
         for _ in range(min(num_ended, len(live))):
-            ended, of_session, place = live.pop(0)
-            role.release(place, 10, ended, of_session, now_ns)
+            ended, _, place = live.pop(0)
+            role.release(place, 10, ended, now_ns)
 
 
 def test_a_session_remembers_two_instances():
@@ -169,3 +172,48 @@ def test_of_streams_no_session_is_counted():
         role.count(role.pick(Spans.of(session, 10), 0, session=session), 1, 10)
     assert sum(load.num_requests for load in role.loads) == 9
     assert [load.num_sessions for load in role.loads] == [0, 0, 0]
+
+
+agents = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=30)
+
+
+@given(agents, st.sampled_from(["agent", "siblings", "run"]))
+def test_a_scope_groups_the_agents_of_a_run(calls, scope):
+    """Twin: each group's first request goes to the next instance in turn, and the others follow the first."""
+    role = RoleRouter(NAMES, SessionAffinity(TTL_NS, RoundRobin(), scope), "prefill")
+    places = {}
+    for number, (run_number, agent) in enumerate(calls):
+        group = (run_number, {"agent": agent, "siblings": agent > 0, "run": 0}[scope])
+        expected = places.setdefault(group, NAMES[len(places) % len(NAMES)])
+        assert role.pick(Spans.of(number, 10), 0, "", number, run_number, agent) == expected
+
+
+def test_sub_agents_of_a_recorded_run_go_to_one_instance(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    chosen = {}
+    for scope in ("agent", "siblings", "run"):
+        scenario = small(
+            workload={"use": "weka_trace", "path": str(tmp_path / "run.json")},
+            client={"use": "closed_loop", "concurrency": 1},
+            router={"use": "session_affinity", "otherwise": "round_robin", "scope": scope},
+            prefill__instances=4,
+        )
+        chosen[scope] = [one.prefill_id for one in run(scenario).records.requests]
+    assert [len({*ids}) for ids in chosen.values()] == [4, 2, 1]
+    assert len({chosen["siblings"][0], chosen["siblings"][-1]}) == 1  # the run's own agent
+
+
+CALL = {"t": 0.0, "type": "s", "model": "m", "in": 20, "out": 2, "api_time": 0.5}
+RUN = {
+    "id": "run",
+    "block_size": 64,
+    "requests": [
+        {**CALL, "hash_ids": [0]},
+        *(
+            {"t": 1.0, "type": "subagent", "requests": [{**CALL, "t": 1.0 + 0.1 * i, "hash_ids": [i]}]}
+            for i in range(1, 4)
+        ),
+        {**CALL, "t": 3.0, "hash_ids": [0]},
+    ],
+}
+"""A run whose agent calls three sub-agents and goes on when they have ended."""

@@ -53,7 +53,6 @@ def compare(name: str) -> Compared:
     roles = [RoleRouter(names, policy, "prefill") for policy in policies]
     for role in roles:
         role.counts_streams = load.is_pair
-    sessions: dict[int, int] = {}
     kept: list[bool] = []
     differing: list[bool] = []
     offered: list[int] = []
@@ -61,7 +60,6 @@ def compare(name: str) -> Compared:
         if what in ("down", "up"):
             roles[0].note((Drain if what == "down" else PeerUp)(str(number)))
             continue
-        sessions.setdefault(number, session)
         for role, policy, worker in zip(roles, policies, logged[number], strict=True):
             if what == "route":
                 policy.told, policy.offered = worker, []
@@ -71,7 +69,7 @@ def compare(name: str) -> Compared:
             elif load.is_pair:
                 role.count(worker, 1 if what == "begins" else -1, 0)
             elif what == "gone":
-                role.release(worker, len(PROMPT), number, sessions[number])
+                role.release(worker, len(PROMPT), number)
     return Compared(len(differing), sum(differing), sum(kept), offered.count(NUM_WORKERS))
 
 

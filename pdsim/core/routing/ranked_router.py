@@ -29,16 +29,22 @@ class RankedRouter(RoleRouter):
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
+    def pick(
+        self,
+        prompt: TokenSequence,
+        now_ns: int,
+        avoid: str = "",
+        request_id: int = 0,
+        session: int = -1,
+        agent: int = 0,
+    ) -> str:
         """Picks a server, then one of the server's ranks that is not down. Returns the rank's instance id."""
-        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session)
+        server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session, agent)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 
-    def release(
-        self, instance_id: str, num_tokens: int, request_id: int = 0, session: int = -1, now_ns: int = 0
-    ) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
         server = self._server_of[instance_id]
-        super().release(server, num_tokens, request_id, session, now_ns)
+        super().release(server, num_tokens, request_id, now_ns)
         self._ranks[server].release(instance_id, num_tokens)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:

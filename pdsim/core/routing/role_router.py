@@ -7,8 +7,8 @@ from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.routing.prompt_memory import PAGE_SIZE, PromptMemories
 from pdsim.core.routing.routed_work import RoutedWork
-from pdsim.core.routing.sessions import SessionBindings
-from pdsim.policy.protocols import RoutingPolicy
+from pdsim.core.routing.sessions import SessionBindings, session_of
+from pdsim.policy.protocols import RoutingPolicy, Scope
 from pdsim.policy.views import InstanceLoad, TokenSequence
 
 
@@ -79,6 +79,7 @@ class RoleRouter:
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.reads_sessions: bool = getattr(policy, "reads_sessions", False)
         self._sessions = SessionBindings() if self.reads_sessions else None
+        self._scope: Scope = getattr(policy, "scope", "run")
         self.num_picked_cached_tokens: int | None = None
         """Number of tokens of the last routed prompt that were sent to the same instance before. None: no policy needs
         the number."""
@@ -120,11 +121,20 @@ class RoleRouter:
     def session_instance(self, ttl_ns: int) -> str:
         return "" if self._sessions is None else self._sessions.instance_of(self.session, ttl_ns, self.now_ns)
 
-    def pick(self, prompt: TokenSequence, now_ns: int, avoid: str = "", request_id: int = 0, session: int = -1) -> str:
+    def pick(
+        self,
+        prompt: TokenSequence,
+        now_ns: int,
+        avoid: str = "",
+        request_id: int = 0,
+        session: int = -1,
+        agent: int = 0,
+    ) -> str:
         """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
         up. Raises PolicyError if the policy returns an unknown id.
         """
-        self.now_ns, self.session = now_ns, session
+        self.now_ns = now_ns
+        self.session = session_of(self._scope, session, agent) if self.reads_sessions else -1
         self.instances = self._offered(avoid) if self._down or avoid else self.loads
         instance_id = self._policy.pick(prompt, self)
         if instance_id not in self._loads:
@@ -132,26 +142,23 @@ class RoleRouter:
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         if not self.counts_streams:
-            self._loads[instance_id].add(1, len(prompt), session)
+            self._loads[instance_id].add(1, len(prompt), self.session)
         if self._work is not None:
             self._loads[instance_id].num_pages += len(prompt) // self.page_size
             self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
         if self._sessions is not None and session >= 0:
-            self._sessions.add(request_id, session, instance_id)
+            self._sessions.add(request_id, self.session, instance_id)
         if self._remembered is not None:
             self._remembered.add(prompt, instance_id)
         return instance_id
 
-    def release(
-        self, instance_id: str, num_tokens: int, request_id: int = 0, session: int = -1, now_ns: int = 0
-    ) -> None:
+    def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:
+        session = -1 if self._sessions is None else self._sessions.remove(request_id, now_ns)
         if not self.counts_streams:
             self._loads[instance_id].add(-1, -num_tokens, session)
         if self._work is not None:
             self._loads[instance_id].num_pages -= num_tokens // self.page_size
             self._work.remove(request_id)
-        if self._sessions is not None:
-            self._sessions.remove(request_id, now_ns)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
         """Adds requests and prompt tokens to an instance's load. Negative numbers subtract."""

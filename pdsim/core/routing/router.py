@@ -90,9 +90,9 @@ class _Request:
         return self.arrival.request_id
 
     @property
-    def counted(self) -> tuple[int, int, int]:
-        """Prompt tokens, request id and session: the arguments of RoleRouter.release after the instance id."""
-        return self.num_tokens, self.arrival.request_id, self.arrival.session
+    def counted(self) -> tuple[int, int]:
+        """Number of prompt tokens and request id: the arguments of RoleRouter.release after the instance id."""
+        return self.num_tokens, self.arrival.request_id
 
     @property
     def priority(self) -> int:
@@ -262,7 +262,7 @@ class Router:
         request_id = arrival.request_id
         last = request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
-        named = request_id, arrival.session
+        named = request_id, arrival.session, arrival.agent
         if self._disaggregation is None:
             decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named)
             if not self._is_aggregated:

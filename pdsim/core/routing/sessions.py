@@ -4,6 +4,18 @@ than a limit.
 
 from dataclasses import dataclass
 
+from pdsim.policy.protocols import Scope
+
+_AGENTS = 1 << 32
+"""Step between the numbers of the sessions of two agents. Numbers of sessions are smaller."""
+
+
+def session_of(scope: Scope, session: int, agent: int) -> int:
+    """Returns the session of a request within a scope. -1: the request has no session."""
+    if session < 0 or scope == "run":
+        return session
+    return session + _AGENTS * (agent if scope == "agent" else min(agent, 1))
+
 
 @dataclass(slots=True)
 class _Binding:
@@ -46,12 +58,13 @@ class SessionBindings:
         self._idle.pop(session, None)
         self._requests[request_id] = binding
 
-    def remove(self, request_id: int, now_ns: int) -> None:
-        """Notes that a request has ended. No effect if the request has no session."""
+    def remove(self, request_id: int, now_ns: int) -> int:
+        """Notes that a request has ended, and returns its session. -1: the request has no session."""
         binding = self._requests.pop(request_id, None)
         if binding is None:
-            return
+            return -1
         binding.num_requests -= 1
         if not binding.num_requests and self._sessions.get(binding.session) is binding:  # else it has moved
             binding.idle_since_ns = now_ns
             self._idle[binding.session] = binding
+        return binding.session
