@@ -156,7 +156,8 @@ def launch(
         Engine | None, Parameter(help="Engine to write for; dynamo has workers of SGLang [the scenario's engine].")
     ] = None,
     model_path: Annotated[
-        str | None, Parameter(help="Path of the model, or its name on Hugging Face [the catalog's name].")
+        str | None,
+        Parameter(help="Path of the model, or its name on Hugging Face [the scenario's checkpoint or model]."),
     ] = None,
     set_: Set = (),
     out: Annotated[Path | None, out_at("Folder for a file per command.")] = None,
@@ -168,7 +169,7 @@ def launch(
     from pdsim.scenario.loading import load_scenario
 
     loaded = load_scenario(scenario, set_)
-    model = model_path or loaded.model
+    model = model_path or loaded.checkpoint or loaded.model
     if model.startswith("-"):
         raise ConfigError(f"--model-path {model}: servers would read it as a flag; write ./{model}")
     source = [str(scenario), *(word for change in set_ for word in ("--set", change))]
@@ -176,7 +177,7 @@ def launch(
         made = ENGINES[engine or loaded.engine](loaded, source, model)
     if engine == "kubernetes" and "trace" in made.commands:
         _replay_in_job(made, loaded, scenario, set_, model)
-    if model_path is None:
+    if (model_path or loaded.checkpoint) is None:
         made.notes.insert(0, f"model: {model}: the catalog's name; --model-path takes a path or Hugging Face's name")
     if made.hosts:
         made.notes.append(f"hosts: {', '.join(sorted(made.hosts))} are addresses of servers with these GPUs; set them")

@@ -204,7 +204,7 @@ _SAID = (
     *("name", "seed", "model", "context_tokens", "page_size", *ROLES, "cost.graph_sizes", "workload", "client"),
     *("*.instances", "*.gpu", "*.tp", "*.dp", "*.ep", "*.mem_fraction", "*.pool_tokens", "*.radix_cache"),
     *("*.redundant_experts", "*.max_running_requests", "*.chunked_prefill_tokens", "*.overlap", "*.attention_backend"),
-    "*.moe_a2a_backend",
+    *("checkpoint", "*.moe_a2a_backend"),
     *("*.load_balance_method", "*.mamba_radix_cache_strategy", "*.mamba_track_interval"),
     *("*.speculative_algorithm", "*.speculative_num_steps", "*.speculative_eagle_topk", "*.speculative_draft_tokens"),
 )

@@ -139,6 +139,10 @@ class Scenario(Section):
     """Seed of workload, arrivals, aborts and backoffs. Policies have their own seeds."""
     model: Annotated[str, BeforeValidator(a_name)]
     """Model by its name in the catalog (`pdsim catalog` lists the names)."""
+    checkpoint: str | None = Field(default=None, min_length=1)
+    """Path of the model, or its name on Hugging Face, with which `pdsim launch` starts servers (--model-path). None:
+    the name in `model`. Simulations do not use it.
+    """
     weight_dtype: Dtype | None = None
     """Data type of the weights: bf16, fp8, fp4, or int4 and int8 (computed in bf16). None: the checkpoint's type."""
     kv_dtype: KvDtype = "bf16"

@@ -406,6 +406,11 @@ def test_a_load_may_lie_beside(tmp_path, name):
         ("a.sh", "echo hello\n", "the files start no server of SGLang, vLLM or TensorRT-LLM"),
         ("a.sh", "vllm serve org/new-moe-9b-a1b\n", "model org/new-moe-9b-a1b: not in the catalog: give --model NAME"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --block-size many\n", "a.sh, line 1: --block-size many: expected"),
+        (
+            "a.sh",
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT=soon python -m sglang.launch_server --model Qwen/Qwen3-8B",
+            "soon",
+        ),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),
     ],
 )
@@ -431,6 +436,17 @@ def test_lmcache_is_a_host_cache_of_each_gpu(tmp_path, before, extra, host):
     servers = imported(tmp_path, "run.sh", text).data["aggregated"]
     assert (servers.get("host_cache"), servers.get("host_cache_chunk_tokens")) == host
     assert servers.get("host_cache_connector") == ("lmcache" if host[0] else None)
+
+
+def test_a_size_of_lmcache_that_is_no_number_is_refused(tmp_path):
+    text = "LMCACHE_MAX_LOCAL_CPU_SIZE=nan vllm serve Qwen/Qwen3-8B --kv-transfer-config "
+    with pytest.raises(ConfigError, match="max_local_cpu_size: nan: expected a number"):
+        imported(tmp_path, "run.sh", text + """'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'\n""")
+
+
+def test_the_name_of_the_checkpoint_is_kept(tmp_path):
+    data = imported(tmp_path, "run.sh", "python -m sglang.launch_server --model-path Qwen/Qwen3-8B\n").data
+    assert (data["model"], data["checkpoint"]) == ("qwen3-8b", "Qwen/Qwen3-8B")
 
 
 def test_what_pdsim_does_not_model_of_lmcache_is_left_aside(tmp_path):

@@ -59,6 +59,7 @@ DECODING = {"preemption": ["last_arrived_first"], "stream_interval": ["7"]}
 OTHER = {
     "name": ["other"],
     "description": ["words"],
+    "checkpoint": ["Qwen/Qwen3-8B"],
     "seed": ["7"],
     "model": ["qwen3-14b"],
     "weight_dtype": ["fp8", "fp4"],
@@ -200,7 +201,7 @@ ENCODE += [("network.staging", None), ("workload", IMAGES)]
 
 
 def text(engine, made_of):
-    made = ENGINES[engine](made_of, ["pair.yaml"], made_of.model)
+    made = ENGINES[engine](made_of, ["pair.yaml"], made_of.checkpoint or made_of.model)
     return [*made.commands.values(), *made.manifests.values()], made.notes
 
 

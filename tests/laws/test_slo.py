@@ -163,5 +163,11 @@ def test_people_spell_one_percentile_in_many_ways(text: str) -> None:
     assert Slo.of_text(text) == Slo.of_text("ttft p99 < 2 s")
 
 
+@pytest.mark.parametrize("text", ["ttft p99 < 2 s tpot p99 < 50 ms", "ttft < 2 s tpot < 50 ms for 95 %"])
+def test_limits_without_a_comma_are_named(text: str) -> None:
+    with pytest.raises(ValueError, match="has two limits: write a comma between them"):
+        Slo.of_text(text)
+
+
 def test_a_percentile_of_a_metric_that_is_itself_a_percentile() -> None:
     assert Slo.of_text("itl_p99 p90 < 30 ms").terms == (Term((("itl_p99", 30.0),), 90.0),)

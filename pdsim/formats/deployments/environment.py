@@ -1,10 +1,11 @@
 """Reads environment variables that change how servers behave, as fields of a scenario."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdsim.inputs import finite, whole
 from pdsim.launch.sglang import LINKS, TIMEOUTS
+from pdsim.scenario.yaml_file import ConfigError
 
 _HEARTBEATS = "SGLANG_DISAGGREGATION_HEARTBEAT_MAX_FAILURE"
 _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
@@ -15,7 +16,7 @@ _LMCACHE_GIB = 5
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the variables set, by path. A variable whose value should be a number and is none is left out.
+    """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is none.
     network: settings of the network that were already read.
     """
     found: dict[str, Any] = {}
@@ -31,12 +32,11 @@ def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> 
     for name, variable in TIMEOUTS.items():
         _take(found, variables, variable, f"health.{name}", "s")
     _take(found, variables, _RELEASE, "health.release_timeout", "s")
-    if variables.get(_HEARTBEATS, "").isdecimal():
-        found["health.heartbeat_failures"] = whole(variables[_HEARTBEATS])
+    if (failures := _number(variables, _HEARTBEATS, whole)) is not None:
+        found["health.heartbeat_failures"] = failures
     if variables.get("SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX") == "0":
         found["prefill.transfer"] = {"use": "every_chunk", "cached_prefix_first": False}
-    if variables.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", "").isdecimal():
-        most = whole(variables["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"])
+    if (most := _number(variables, "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION", whole)) is not None:
         found["decode.admission.max_estimated_output_tokens"] = most
     return found
 
@@ -63,15 +63,24 @@ def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: li
         return {}
     found: dict[str, Any] = {"host_cache": f"{_LMCACHE_GIB} GiB", "host_cache_connector": "lmcache"}
     _take(found, given, "max_local_cpu_size", "host_cache", "GiB")
-    if given.get("chunk_size", "").isdecimal():
-        found["host_cache_chunk_tokens"] = whole(given["chunk_size"])
+    if (chunk_tokens := _number(given, "chunk_size", whole)) is not None:
+        found["host_cache_chunk_tokens"] = chunk_tokens
     others = given.keys() - {"max_local_cpu_size", "chunk_size"}
     aside += [f"LMCache's {name}: pdsim does not model this setting" for name in sorted(others)]
     return found
 
 
 def _take(found: dict[str, Any], variables: Mapping[str, str], name: str, path: str, unit: str) -> None:
+    if (value := _number(variables, name, finite)) is not None:
+        found[path] = f"{value:.12g} {unit}"
+
+
+def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any:
+    """The number in a variable. None: the variable is not set, or to another variable. Raises ConfigError."""
+    value = variables.get(name, "")
+    if not value or "$" in value:
+        return None
     try:
-        found[path] = f"{finite(variables.get(name)):.12g} {unit}"
+        return read(value)
     except ValueError:
-        return
+        raise ConfigError(f"{name}: {value}: expected a {'whole ' if read is whole else ''}number") from None

@@ -61,6 +61,7 @@ class _Server:
     process: Process
     read: Read
     model: str
+    checkpoint: str | None
     role: str | None
     port: str
 
@@ -184,17 +185,20 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
         read = read_flags(process.program, {**sizes, **flags})
     except ValueError as wrong:
         raise ConfigError(f"{process.where}: {wrong}") from None
-    named = _model_of(alone, flags)
+    names = _model_of(alone, flags)
     port = str(flags.get("port", ""))
     role = read.server.pop("role", None) or of_ports.get(port) or process.role
-    return _Server(process, read, named, role if role in ("prefill", "decode", "encode") else None, port)
+    return _Server(process, read, *names, role if role in ("prefill", "decode", "encode") else None, port)
 
 
-def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> str:
-    """The name or path of the model. If the path is no known model: the name under which the server offers it."""
-    given = [flags.get("model-path"), flags.get("model"), *alone[:1], flags.get("served-model-name")]
-    found = [one for one in given if isinstance(one, str) and "$" not in one]
-    return next((one for one in found if is_known(one)), found[0] if found else "")
+def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> tuple[str, str | None]:
+    """The name of the model for the catalog, and the path or name from which the server loads it; None: not known. If
+    the path is no known model, the name under which the server offers it counts.
+    """
+    given = [flags.get("model-path"), flags.get("model"), *alone[:1]]
+    paths = [one for one in given if isinstance(one, str) and "$" not in one]
+    found = [*paths, *(one for one in [flags.get("served-model-name")] if isinstance(one, str) and "$" not in one)]
+    return next((one for one in found if is_known(one)), found[0] if found else ""), next(iter(paths), None)
 
 
 def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) -> None:
@@ -203,11 +207,12 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
         raise ConfigError("no server says its model: give --model NAME")
     if len(names) > 1:
         found.aside.append(f"models that are ignored, because a scenario has one: {', '.join(list(names)[1:])}")
+    loaded = next((one.checkpoint for one in servers if one.checkpoint), given)
     if given is not None:
-        found.data["model"] = given
+        found.data |= {"model": given} | ({} if loaded == given else {"checkpoint": loaded})
         return
     name, dtype, assumed = model_named(next(iter(names)))
-    found.data["model"] = name
+    found.data |= {"model": name} | ({} if loaded in (name, None) else {"checkpoint": loaded})
     found.understood.append(f"model {next(iter(names))}")
     found.assumed += [assumed] if assumed else []
     if dtype is not None and load_model(name).weight_dtype != dtype:

@@ -81,6 +81,14 @@ def count_of(value: Value) -> int:
         raise ValueError("a whole number") from None
 
 
+def positive_of(value: Value) -> int:
+    """The value as a whole number above 0. Raises ValueError for others."""
+    found = count_of(value)
+    if found < 1:
+        raise ValueError("a whole number above 0")
+    return found
+
+
 def of_server(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
     """Makes a reader that stores an option's value in the field `name` of the server's role. convert: makes the value
     from text.

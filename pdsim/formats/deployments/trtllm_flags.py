@@ -14,6 +14,7 @@ from pdsim.formats.deployments.readers import (
     of_common,
     of_server,
     one_of,
+    positive_of,
     share_of,
     sizes_of,
     text_of,
@@ -58,9 +59,9 @@ TRTLLM: dict[str, Reader] = {
         ("moe-expert-parallel-size", "ep-size"), of_server("whole_experts", lambda value: count_of(value) > 1)
     ),
     "enable-attention-dp": of_server("attention_dp", is_flag(found=True)),
-    "max-batch-size": of_server("max_running_requests"),
-    "max-num-tokens": of_server("rank_chunk_tokens"),
-    "max-seq-len": of_common("context_tokens"),
+    "max-batch-size": of_server("max_running_requests", positive_of),
+    "max-num-tokens": of_server("rank_chunk_tokens", positive_of),
+    "max-seq-len": of_common("context_tokens", positive_of),
     **dict.fromkeys(
         (
             "free-gpu-memory-fraction",
@@ -70,7 +71,7 @@ TRTLLM: dict[str, Reader] = {
         of_server("free_fraction", share_of),
     ),
     "kv-cache-config.enable-block-reuse": of_server("radix_cache", is_flag(found=True)),
-    "kv-cache-config.tokens-per-block": of_common("page_size"),
+    "kv-cache-config.tokens-per-block": of_common("page_size", positive_of),
     "kv-cache-config.max-tokens": of_server("pool_tokens"),
     "kv-cache-config.host-cache-size": of_server("rank_host_bytes"),
     "kv-cache-config.dtype": _trtllm_kv_dtype,

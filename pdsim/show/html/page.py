@@ -97,7 +97,7 @@ Fields = Mapping[str, Any]
 """A resolved scenario as plain data: values by field."""
 
 _ROLES = ("prefill", "decode", "aggregated")
-_NOT_SETUP = ("name", "description")
+_NOT_SETUP = ("name", "description", "checkpoint")
 _MOST_FIELDS = 12
 """Maximum number of rows in a table of differences."""
 _MOST_ALTERNATIVES = 2

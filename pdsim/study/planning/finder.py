@@ -59,7 +59,7 @@ class Finder:
         equal = self._firmest(cheapest(tried))
         chosen = equal[0] if equal else None
         made = Plan(
-            model=self._trials.base.scenario.model,
+            model=self._models([chosen] if chosen else self._candidates),
             load=self._load,
             currency=self._currency,
             foreign_setup=tuple(self._trials.base.scenario.foreign_setup),
@@ -79,6 +79,11 @@ class Finder:
         if made.meets_at_both_ends:
             return made
         return replace(made, safe=self._safe(chosen, tried), measure=self._measurement(chosen))
+
+    def _models(self, candidates: Sequence[CandidateCluster]) -> str:
+        """Names of the models that the candidates have: the scenario's, or those of --try."""
+        own = self._trials.base.scenario.model
+        return " or ".join(dict.fromkeys(str(one.changes.get("model", own)) for one in candidates))
 
     def _tried_first(self, candidates: Sequence[CandidateCluster]) -> list[Outcome]:
         num_seeds = len(self._trials.seeds)

@@ -205,7 +205,7 @@ def _identity_parts(scenario: Scenario, resolved: Scenario) -> dict[str, Any]:
     """Everything on which the numbers of a point's runs depend, except its requests and seeds. Runs with equal parts,
     requests and seeds give equal results.
     """
-    fields = resolved.model_dump(mode="json", exclude={"name", "description", "workload"})
+    fields = resolved.model_dump(mode="json", exclude={"name", "description", "checkpoint", "workload"})
     return {
         "pdsim": _revision(),
         "scenario": fields,

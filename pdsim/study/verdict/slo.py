@@ -398,6 +398,9 @@ def _terms(group: str) -> list[Term]:
 
 def _terms_of_part(part: str) -> list[Term]:
     """Reads a part of an SLO without commas: a share of requests within limits, or percentiles joined by "and"."""
+    if twice := next((piece for piece in part.split(" and ") if piece.count("<") > 1), ""):
+        between = "a comma between them, or 'and' if a share of requests must keep both, as in 'for 95 %'"
+        raise ValueError(f"{twice.strip()!r} has two limits: write {between}")
     if count := _SHARE.fullmatch(part):
         return [_count(part, count)]
     return [_percentile_term(piece.strip()) for piece in part.split(" and ")]
