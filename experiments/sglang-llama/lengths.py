@@ -1,7 +1,8 @@
 """Why fp8_hi waits longer than its rows say: python experiments/sglang-llama/lengths.py
 
-Prints what forwards of one prompt took in that load, beside the rows of round lengths; then mean TTFT, simulated with
-three profiles. The last profile is fitted to the forwards of the load itself: it shows a cause, and predicts nothing.
+Prints what forwards of one prompt took in that load, beside the rows of round lengths; pauses of the GPU while requests
+waited; then mean TTFT, simulated with several profiles. Profiles of the load's own forwards show a cause, and predict
+nothing.
 """
 
 from collections import defaultdict
@@ -23,6 +24,7 @@ from pdsim.scenario.yaml_file import read_yaml, write_yaml
 
 HERE = Path(__file__).parent
 ROWS = HERE / "data" / "rows_fp8.csv.gz"
+ROWS_BF16 = HERE / "data" / "rows_llama.csv.gz"
 FORWARDS = HERE / "data" / "forwards_fp8_hi.csv.gz"
 """Each forward of the prefill server under `fp8_hi`, timed by events of the GPU."""
 HOST = read_yaml(HERE.parent / "sglang-h200" / "profile.yaml")["cost"]["host"]
@@ -31,6 +33,9 @@ ROUND_TOKENS = 1024
 BIN_TOKENS = 256
 QUARTER_TOKENS = BIN_TOKENS // 4
 PAUSE_S = 0.05
+STALL_S = 0.1
+BEHIND_STALLS_S = 3.2
+"""Requests sent later than this did not wait for the stalls of the load's begin."""
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -100,6 +105,23 @@ def _order(name: str) -> tuple[bool, int]:
     return (first.isdigit(), int(first) if first.isdigit() else 0)
 
 
+def stalls() -> list[tuple[float, float]]:
+    """Pauses of at least STALL_S between forwards, for which a request sent before waited: begin in s from
+    the load's first forward, and duration in s.
+    """
+    sent = [(float(row["send_s"]), int(row["in_tokens"])) for row in lines(HERE / "data" / "requests_fp8_hi.csv.gz")]
+    found, begin_s, last_end_s, done = [], 0.0, inf, 0
+    for row in lines(FORWARDS):
+        end_s, time_s = float(row["end_unix_s"]), float(row["gpu_s"])
+        begin_s = begin_s or end_s - time_s
+        in_tokens = sum(tokens for send_s, tokens in sent if send_s < end_s - time_s - begin_s - STALL_S)
+        if end_s - time_s - last_end_s >= STALL_S and in_tokens > done:
+            found.append((last_end_s - begin_s, end_s - time_s - last_end_s))
+        last_end_s = end_s
+        done += min(int(row["prefill_tokens"]), int(row["prefill_kv_tokens"]))
+    return found
+
+
 def rows_of_the_load(folder: Path) -> Path:
     """A file with the load's own forwards and the decode steps of the rows."""
     rows = [row for row in lines(ROWS) if row["kind"] == "decode"]
@@ -107,7 +129,8 @@ def rows_of_the_load(folder: Path) -> Path:
         if int(row["prefill_kv_tokens"]) > int(row["prefill_tokens"]):  # the end of a prompt, behind its other chunks
             continue
         sizes = {"new_tokens": row["prefill_kv_tokens"], "prompts": row["num_prefill"], "context_tokens": "0"}
-        rows.append({**rows[0], **sizes, "kind": "prefill", "batch": "", "time_us": str(1e6 * float(row["gpu_s"]))})
+        times = {"time_us": str(1e6 * float(row["gpu_s"])), "end_s": row["end_unix_s"]}
+        rows.append({**rows[0], **sizes, **times, "kind": "prefill", "batch": ""})
     path = folder / "rows.csv"
     with path.open("w", newline="") as file:
         writer = DictWriter(file, rows[0])
@@ -116,17 +139,24 @@ def rows_of_the_load(folder: Path) -> Path:
     return path
 
 
-def mean_ttft_ms(rows: Path, host: dict[str, Any] | None = None) -> float:
-    """Of the load, simulated with a profile of the rows."""
+def ttft_ms(load: str, rows: Path, host: dict[str, Any] | None = None) -> tuple[float, float]:
+    """Mean TTFT of a load, simulated with a profile of the rows: of all requests, and of those behind the stalls."""
     case = load_case(HERE)
-    (arm,) = [one for one in case.arms if one.name == "fp8_hi"]
-    profile = profile_of(calibrate(read_rows([rows])), "fp8", "")
+    (arm,) = [one for one in case.arms if one.name == load]
+    profile = profile_of(calibrate(read_rows([rows])), load, "")
     with TemporaryDirectory() as folder:
         path = Path(folder) / "profile.yaml"
         write_yaml({**profile, "cost": {**profile["cost"], **({"host": host} if host else {})}}, path)
         scenario = case.scenario(arm, case.seeds[0], (f"cost={{profile: {path}}}",))
         requests = simulate(scenario).records.requests
-    return fmean(one.first_token_ns - one.arrival_ns for one in requests) / 1e6
+    times_ms = [(one.arrival_ns / 1e9, (one.first_token_ns - one.arrival_ns) / 1e6) for one in requests]
+    return fmean(ms for _, ms in times_ms), fmean(ms for sent_s, ms in times_ms if sent_s >= BEHIND_STALLS_S)
+
+
+def measured_ttft_ms(load: str) -> tuple[float, float]:
+    requests = lines(HERE / "data" / f"requests_{load}.csv.gz")
+    times_ms = [(float(one["send_s"]), 1e3 * (float(one["first_token_s"]) - float(one["send_s"]))) for one in requests]
+    return fmean(ms for _, ms in times_ms), fmean(ms for sent_s, ms in times_ms if sent_s >= BEHIND_STALLS_S)
 
 
 def main() -> None:
@@ -143,15 +173,20 @@ def main() -> None:
     print("\n| forwards | number | beyond rows of round lengths, ms |\n|---|---|---|")
     for name, number, beyond_ms in by_place():
         print(f"| {name} | {number} | {beyond_ms:.1f} |")
+    for begin_s, time_s in stalls():
+        print(f"\nrequests waited {1e3 * time_s:.0f} ms for the GPU, {begin_s:.1f} s from the first forward")
     with TemporaryDirectory() as folder:
         own = rows_of_the_load(Path(folder))
-        for name, ttft_ms in (
-            ("rows", mean_ttft_ms(ROWS)),
-            ("rows, and the loop's times of sglang-h200", mean_ttft_ms(ROWS, HOST)),
-            ("the load's own forwards", mean_ttft_ms(own)),
-            ("the load's own forwards, and the loop's times of sglang-h200", mean_ttft_ms(own, HOST)),
+        print("\n| load | forwards | mean TTFT, ms | behind the stalls |\n|---|---|---|---|")
+        for load, name, times_ms in (
+            ("fp8_hi", "measured", measured_ttft_ms("fp8_hi")),
+            ("fp8_hi", "rows", ttft_ms("fp8_hi", ROWS)),
+            ("fp8_hi", "the load's own", ttft_ms("fp8_hi", own)),
+            ("fp8_hi", "the load's own, and the loop of sglang-h200", ttft_ms("fp8_hi", own, HOST)),
+            ("llama_hi", "measured", measured_ttft_ms("llama_hi")),
+            ("llama_hi", "rows", ttft_ms("llama_hi", ROWS_BF16)),
         ):
-            print(f"{name}: mean TTFT {ttft_ms:.0f} ms")
+            print(f"| {load} | {name} | {times_ms[0]:.0f} | {times_ms[1]:.0f} |")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fits the times around steps: the clock of a busy GPU, the loops on the host, and the way of requests and transfers.
+"""Fits the times around steps: the loops on the host, and the way of requests and transfers.
 
 A client of a server sees a step together with the times around it (HTTP, tokenizer, host): a prompt's TTFT is the
 forward plus an overhead. A stream that decodes on the same GPUs waits for the forward at most, so rows of kind `stall`
@@ -13,70 +13,6 @@ import numpy as np
 from pdsim.calibration.fit.regression import ABOVE_LEAST, FittedForm, plain_least_squares
 from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.system.catalog import load_transport, names
-
-_MEMORY_NS = 1e8
-"""The value of memory_ns, in ns, from which the fit starts. A GPU that does not slow down gets this value, too."""
-_MEMORY_BOUNDS_NS = (1e7, 1e9)
-_MOST_SLOWDOWN = 1.0
-_SOFT = 0.02
-"""Relative error above which a residual counts by its size instead of by its square."""
-_ITERATIONS = 8
-"""Number of iterations of GpuSlowdown.rested. Each multiplies the error by slowdown x utilisation."""
-
-
-@dataclass(frozen=True)
-class GpuSlowdown:
-    slowdown: float
-    """By how much longer a forward takes on a GPU that is always busy, as a share of its time on a rested GPU."""
-    memory_ns: float
-    """Time constant in ns of the moving average of the GPU's utilisation."""
-
-    def rested(self, rows: Rows) -> Rows:
-        """The prefill rows with the times that a rested GPU would take. Removes the slowdown that the measured forwards
-        themselves caused.
-        """
-        times_ns = rows.columns["time_ns"]
-        rested_ns = times_ns
-        for _ in range(_ITERATIONS):
-            rested_ns = times_ns / _stretch(rested_ns, np.zeros_like(times_ns), self.slowdown, self.memory_ns)
-        return replace(rows, columns={**rows.columns, "time_ns": rested_ns})
-
-
-def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
-    """How much a busy GPU slows down, fitted to rows of kind `clock`. None: there are no such rows."""
-    return next(map(_fitted, measurements.of("clock")), None)
-
-
-def _fitted(rows: Rows) -> GpuSlowdown:
-    """The slowdown that fits rows of kind `clock` best. Assumes that forwards of equal size take equal time on a rested
-    GPU.
-    """
-    from scipy.optimize import least_squares  # noqa: PLC0415  an extra
-
-    times_ns, busy_ns = rows.columns["time_ns"], 1e3 * rows.columns["busy_us"]
-    sizes, of_size = np.unique(rows.columns["new_tokens"], return_inverse=True)
-    shortest_ns = np.array([times_ns[of_size == size].min() for size in range(len(sizes))])
-
-    def errors(units: Floats) -> Floats:
-        rested_ns = (units[2:] * shortest_ns)[of_size]
-        slowed_ns = rested_ns * _stretch(rested_ns, busy_ns, units[0], units[1] * _MEMORY_NS)
-        return np.asarray(slowed_ns / times_ns - 1)
-
-    ones = np.ones(len(sizes))
-    low, high = (bound / _MEMORY_NS for bound in _MEMORY_BOUNDS_NS)
-    bounds = ([0, low, *0.5 * ones], [_MOST_SLOWDOWN, high, *1.5 * ones])
-    found = least_squares(errors, [0.1, 1, *ones], bounds=bounds, loss="soft_l1", f_scale=_SOFT)
-    return GpuSlowdown(float(found.x[0]), float(found.x[1]) * _MEMORY_NS)
-
-
-def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
-    """Factor by which GpuClock makes a forward longer that begins when the GPU has been busy for busy_ns since its last
-    pause. rested_ns: time of the forward on a rested GPU.
-    """
-    idle_at_start = np.exp(-busy_ns / memory_ns)
-    x = rested_ns / memory_ns
-    return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
-
 
 LOOP = ("start", "launch", "result", "send", "loading")
 """Names of the measured parts of a loop's CPU time, and of the time before the loop begins."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from pdsim.calibration.fit import machine, regression
-from pdsim.calibration.fit.machine import GpuSlowdown, RequestOverhead, gpu_slowdown, without_overhead
+from pdsim.calibration.fit.clock import GpuSlowdown, gpu_slowdown
+from pdsim.calibration.fit.machine import RequestOverhead, without_overhead
 from pdsim.calibration.fit.regression import FittedForm, Form, fit
 from pdsim.calibration.fit.rows import (
     FORWARDS,
@@ -191,7 +192,7 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
     if rows.kind not in _PHASES:
         return fit(regression.staging_form(), rows)
     if rows.kind == "prefill" and clock is not None:
-        rows = clock.rested(rows)
+        rows = clock.stretching(rows)
     affine, table = _forms(rows, has_experts=has_experts)
     lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
     if lines.error <= table_above and not rows.columns.get("graph", np.zeros(1)).any():

@@ -20,6 +20,11 @@ from pdsim.metrics.summary_rows import counted
 
 Term = Callable[[Columns], Floats]
 
+ABOVE_LEAST = (1.3, 3.0)
+"""Factors over the smallest time. Below such a factor, rows are taken to be bound by the minimum time, and above by
+work."""
+STRETCH = "stretch"
+"""Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
 WAVES = (1, *(2**k for k in range(6, 12)))
 """Numbers of new tokens per wave of attention that are tried for forwards in CUDA graphs."""
@@ -55,7 +60,9 @@ class Form:
 
     def design(self, columns: Columns) -> Floats:
         """Matrix (rows, parameters) of the terms, which are multiplied by the coefficients."""
-        return np.column_stack([term(columns) for term in (*self.terms.values(), *self.least.values())])
+        stretch = columns.get(STRETCH, 1.0)
+        work = [term(columns) * stretch for term in self.terms.values()]
+        return np.column_stack([*work, *[term(columns) for term in self.least.values()]])
 
     def times_ns(self, values: Floats, design: Floats) -> Floats:
         if self.overlap is not None:
@@ -94,7 +101,9 @@ def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
         terms["graph_per_pair"] = lambda columns: (columns["graph"] > 0) * pairs(columns)
     least: dict[str, Term] = {"least": _one}
     if np.ptp(rows.columns["prompts"]):
-        terms["per_prompt"] = least["least_per_prompt"] = _column("prompts")
+        terms["per_prompt"] = _column("prompts")
+        if np.ptp(rows.columns["prompts"][_are_short(rows)]):
+            least["least_per_prompt"] = _column("prompts")
     if np.ptp(_continued(rows.columns)):
         terms["per_context_token"] = _column("context_tokens")
         terms["per_continued_pair"] = lambda columns: _continued(columns) * _pairs(columns)
@@ -122,10 +131,14 @@ def best_wave(rows: Rows) -> int:
     """
 
     def error(wave_tokens: int) -> float:
-        form = prefill_table(rows, wave_tokens)
-        return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
+        return misfit(prefill_table(rows, wave_tokens), rows)
 
     return min(WAVES, key=error) if rows.columns["graph"].any() else 1
+
+
+def misfit(form: Form, rows: Rows) -> float:
+    """Mean of the absolute errors of a form that is fitted to all rows."""
+    return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
 
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
@@ -167,6 +180,12 @@ def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
     """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])
+
+
+def _are_short(rows: Rows) -> NDArray[np.bool_]:
+    """Rows whose times are near the shortest time, so that the minimum time may explain them."""
+    times_ns = rows.columns["time_ns"]
+    return np.asarray(times_ns <= ABOVE_LEAST[0] * times_ns.min())
 
 
 def _continued(columns: Columns) -> Floats:
@@ -214,10 +233,6 @@ SOFT = 0.03
 """Relative error above which a residual counts by its size instead of by its square."""
 LEAST_RATIO = 1e-6
 """Smallest ratio of a fitted to a measured time. Larger than 0, so that logarithms are finite."""
-ABOVE_LEAST = (1.3, 3.0)
-"""Factors over the smallest time, for first guesses: rows above such a factor are taken to be bound by work, and rows
-below by the minimum time.
-"""
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12

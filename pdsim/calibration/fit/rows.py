@@ -40,7 +40,7 @@ class Kind(NamedTuple):
 
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
 KINDS: dict[str, Kind] = {
-    "prefill": Kind(("new_tokens", "context_tokens"), {"prompts": 1.0}, role="prefill"),
+    "prefill": Kind(("new_tokens", "context_tokens"), {"prompts": 1.0, "end_s": 0.0}, role="prefill"),
     "decode": Kind(("batch", "context_tokens"), {"graph": 0.0}, role="decode"),
     "gather": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "scatter": Kind(("payload_bytes",), {"submit_us": 0.0}),

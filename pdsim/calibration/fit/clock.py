@@ -1,0 +1,126 @@
+"""Fits how much a busy GPU slows down: to rows that measure this, or to the log of a server's forwards."""
+
+from dataclasses import dataclass, replace
+from math import exp, expm1
+
+import numpy as np
+
+from pdsim.calibration.fit.regression import STRETCH, misfit, prefill_table
+from pdsim.calibration.fit.rows import Floats, Measurements, Rows
+
+_MEMORY_NS = 1e8
+"""The value of memory_ns for logs, in ns, and the value from which other fits start. A GPU that does not slow down gets
+this value, too."""
+_MEMORY_BOUNDS_NS = (1e7, 1e9)
+_MOST_SLOWDOWN = 1.0
+_LEAST_GAIN = 0.05
+"""Smallest share of a fit's error that a slowdown must remove. Logs of equally busy forwards do not show a slowdown."""
+_SOFT = 0.02
+"""Relative error above which a residual counts by its size instead of by its square."""
+_ITERATIONS = 8
+"""Number of iterations of GpuSlowdown.stretching. Each multiplies the error by slowdown x utilisation."""
+
+
+@dataclass(frozen=True)
+class GpuSlowdown:
+    slowdown: float
+    """By how much longer a forward takes on a GPU that is always busy, as a share of its time on a rested GPU."""
+    memory_ns: float
+    """Time constant in ns of the moving average of the GPU's utilisation."""
+
+    def stretching(self, rows: Rows) -> Rows:
+        """The prefill rows with a column of factors: by how much longer each forward took than on a rested GPU. Without
+        a log, each forward began on a rested GPU.
+        """
+        if _is_log(rows):
+            return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))
+        times_ns = rows.columns["time_ns"]
+        stretch = np.ones_like(times_ns)
+        for _ in range(_ITERATIONS):
+            stretch = _stretch(times_ns / stretch, np.zeros_like(times_ns), self.slowdown, self.memory_ns)
+        return _stretched(rows, stretch)
+
+
+def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
+    """How much a busy GPU slows down, fitted to rows of kind `clock` or, without them, to the log of prefill forwards.
+    None: there are no such rows.
+    """
+    for rows in measurements.of("clock"):
+        return _of_clock(rows)
+    return next(map(_of_log, filter(_is_log, measurements.of("prefill"))), None)
+
+
+def _of_clock(rows: Rows) -> GpuSlowdown:
+    """The slowdown that fits rows of kind `clock` best. Assumes that forwards of equal size take equal time on a rested
+    GPU.
+    """
+    from scipy.optimize import least_squares  # noqa: PLC0415  an extra
+
+    times_ns, busy_ns = rows.columns["time_ns"], 1e3 * rows.columns["busy_us"]
+    sizes, of_size = np.unique(rows.columns["new_tokens"], return_inverse=True)
+    shortest_ns = np.array([times_ns[of_size == size].min() for size in range(len(sizes))])
+
+    def errors(units: Floats) -> Floats:
+        rested_ns = (units[2:] * shortest_ns)[of_size]
+        slowed_ns = rested_ns * _stretch(rested_ns, busy_ns, units[0], units[1] * _MEMORY_NS)
+        return np.asarray(slowed_ns / times_ns - 1)
+
+    ones = np.ones(len(sizes))
+    low, high = (bound / _MEMORY_NS for bound in _MEMORY_BOUNDS_NS)
+    bounds = ([0, low, *0.5 * ones], [_MOST_SLOWDOWN, high, *1.5 * ones])
+    found = least_squares(errors, [0.1, 1, *ones], bounds=bounds, loss="soft_l1", f_scale=_SOFT)
+    return GpuSlowdown(float(found.x[0]), float(found.x[1]) * _MEMORY_NS)
+
+
+def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
+    """Factor by which GpuClock makes a forward longer that begins when the GPU has been busy for busy_ns since its last
+    pause. rested_ns: time of the forward on a rested GPU.
+    """
+    idle_at_start = np.exp(-busy_ns / memory_ns)
+    x = rested_ns / memory_ns
+    return np.asarray(1 + slowdown * (1 - idle_at_start * -np.expm1(-x) / x))
+
+
+# Logs.
+
+
+def _is_log(rows: Rows) -> bool:
+    """True if every forward has the time of its end."""
+    return bool(rows.columns.get("end_s", np.zeros(1)).all())
+
+
+def _of_log(rows: Rows) -> GpuSlowdown:
+    """The slowdown with which a table fits a server's forwards best. All forwards are of one GPU."""
+    from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
+
+    utilisation = utilisations(rows, _MEMORY_NS)
+
+    def error(slowdown: float) -> float:
+        stretched = _stretched(rows, 1 + slowdown * utilisation)
+        return misfit(prefill_table(stretched), stretched)
+
+    found = minimize_scalar(error, bounds=(0, _MOST_SLOWDOWN), method="bounded", options={"xatol": 2e-3})
+    is_shown = found.fun < (1 - _LEAST_GAIN) * error(0)
+    return GpuSlowdown(float(found.x) if is_shown else 0.0, _MEMORY_NS)
+
+
+def utilisations(rows: Rows, memory_ns: float) -> Floats:
+    """Mean utilisation of the GPU during each forward of a log, as GpuClock averages it. memory_ns: its time constant.
+
+    The first forward finds a rested GPU. Forwards that the log says to overlap ran one after another.
+    """
+    ends_ns, times_ns = 1e9 * rows.columns["end_s"], rows.columns["time_ns"]
+    means = np.empty_like(times_ns)
+    busy_until_ns, at_end = float(ends_ns.min() - times_ns.max()), 0.0
+    for i in np.argsort(ends_ns, kind="stable"):
+        start_ns = max(busy_until_ns, float(ends_ns[i] - times_ns[i]))
+        at_start = at_end * exp(-(start_ns - busy_until_ns) / memory_ns)
+        x = float(times_ns[i]) / memory_ns
+        means[i] = 1 + (at_start - 1) * -expm1(-x) / x
+        at_end = 1 - (1 - at_start) * exp(-x)
+        busy_until_ns = start_ns + float(times_ns[i])
+    return means
+
+
+def _stretched(rows: Rows, factors: Floats) -> Rows:
+    return replace(rows, columns={**rows.columns, STRETCH: factors})
