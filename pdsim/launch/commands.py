@@ -88,7 +88,7 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
     """
     spanning = {role: spanned(scenario, role) for role in roles(scenario)}
     found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
-    return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes alone" if found else None
+    return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes only" if found else None
 
 
 def a2a_backend(scenario: Scenario, servers: ServerSettings) -> str | None:

@@ -69,7 +69,7 @@ class RouterSettings(Section):
 
 def a_name(value: Any) -> Any:
     if isinstance(value, dict):
-        beside = "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"
+        beside = "weight_dtype, kv_dtype, state_dtype and context_tokens are fields beside model"
         raise ValueError(f"expected a name, found {shown(value)}; {beside}")
     return value
 

@@ -47,7 +47,7 @@ CHANGES = [
     ("network.transport=mooncake-rmda", "no transport 'mooncake-rmda' in the catalog"),
     ("prefill.layer_groups=99", "layer_groups 99 is more than the 28 layers of qwen3-0.6b"),
     ("network.staging.ring=4", "network.staging.ring: bare number 4: write a size with its unit"),
-    ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens stand beside it"),
+    ("model.kv_dtype=fp8", "weight_dtype, kv_dtype, state_dtype and context_tokens are fields beside model"),
     ("model=qwen3-32", "no model 'qwen3-32' in the catalog, which has deepseek-r1"),
     ("decode.gpu=h1000", "decode: no gpu 'h1000' in the catalog, which has a10, a100"),
     (

@@ -80,7 +80,7 @@ def test_kv_takes_a_share_of_what_the_weights_leave(folder):
     found = import_deployment([folder / "run.sh"])
     shares = [found.data[role]["mem_fraction"] for role in ("prefill", "decode")]
     assert shares == pytest.approx([1 - 0.2 * (1 - 32.8 / 85), 1 - 0.1 * (1 - 16.4 / 85)], abs=0.01)
-    assert "prefill.mem_fraction: 0.8 of what the weights leave" in found.assumed
+    assert "prefill.mem_fraction: 0.8 of the memory that the weights leave free" in found.assumed
 
 
 def test_an_orchestrators_file_may_have_all_settings(tmp_path):
@@ -121,7 +121,7 @@ def test_a_script_may_write_the_options_itself(tmp_path):
     found = import_deployment([tmp_path / "run.sh"])
     aggregated = found.data["aggregated"]
     assert (aggregated["tp"], aggregated["dp"], found.data["kv_dtype"]) == (4, 4, "fp8")
-    assert "aggregated.mem_fraction: 0.85 of what the weights leave" in found.assumed
+    assert "aggregated.mem_fraction: 0.85 of the memory that the weights leave free" in found.assumed
     assert any("--max-num-tokens $MOST: the file does not set it" in line for line in found.aside)
 
 

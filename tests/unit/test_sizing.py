@@ -28,7 +28,9 @@ def test_no_chunking_stays_no_chunking():
 
 
 def test_each_rank_needs_a_page_of_the_chunk():
-    with pytest.raises(ConfigError, match="chunked_prefill_tokens 12 is less than 4 ranks, each of a page of 4 tokens"):
+    with pytest.raises(
+        ConfigError, match="chunked_prefill_tokens 12 is less than a page for each of 4 ranks, with pages of 4 tokens"
+    ):
         build(ranks(12))
 
 

@@ -77,7 +77,7 @@ def find_cases(names: tuple[str, ...], experiments: Path) -> list[MeasuredCase]:
     known = sorted(path.parent for path in experiments.glob(f"*/{MEASURED}"))
     if not names:
         if not known:
-            raise ConfigError(f"no case in {experiments}/, the folder of pdsim's repository: each has a {MEASURED}")
+            raise ConfigError(f"no case in {experiments}/, a folder of pdsim's repository: a case has a {MEASURED}")
         return [load_case(folder) for folder in known]
     return [load_case(_folder(name, experiments, [path.name for path in known])) for name in names]
 

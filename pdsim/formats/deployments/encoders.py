@@ -48,7 +48,9 @@ def encode_section(
     if not num_instances:
         num_instances = given.get("encode_urls", 0)
         if num_instances:
-            assumed.append(f"encode.instances: {num_instances}: the number of --encoder-urls; the files start none")
+            assumed.append(
+                f"encode.instances: {num_instances}: the number of --encoder-urls; the files start no such server"
+            )
     if not num_instances:
         return {}
     found: dict[str, Any] = {"instances": num_instances}

@@ -255,7 +255,7 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
         found.data[role].setdefault("moe_a2a_backend", "none")  # the engines' default; that of scenarios is deepep
     if (share := found.data[role].pop("free_fraction", None)) is not None and "pool_tokens" not in fields:
         found.data[role]["mem_fraction"] = _of_all_memory(share, found, found.data[role], first.read)
-        found.assumed.append(f"{role}.mem_fraction: {share:g} of what the weights leave")
+        found.assumed.append(f"{role}.mem_fraction: {share:g} of the memory that the weights leave free")
     found.understood.append(f"{role}: {instances} of {' '.join(first.read.understood)}")
     found.aside += [f"{role}: {flag}" for flag in first.read.aside]
     found.assumed += [one for one in first.read.assumed if one not in found.assumed]

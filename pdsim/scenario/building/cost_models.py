@@ -118,8 +118,8 @@ def _of_stage(scenario: Scenario, kind: Literal["prefill", "decode"], layout: La
     if isinstance(settings, Affine):
         return settings.of_stage(layout.model.num_layers / load_model(scenario.model).num_layers)
     raise ConfigError(
-        f"cost.{kind}: {component_name(settings)} times whole models, and pp {layout.pp} is of stages: use "
-        "kernels, roofline, affine or table"
+        f"cost.{kind}: {component_name(settings)} has times of whole models only, and pp {layout.pp} needs times of "
+        "pipeline stages: use kernels, roofline, affine or table"
     )
 
 

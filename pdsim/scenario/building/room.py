@@ -201,5 +201,5 @@ def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
     if cell_bytes > staging.ring:
         raise ConfigError(
             f"network.staging.ring: {SIZE.show(staging.ring)}; the shortest prompt, of {prompt_tokens} tokens, has a "
-            f"part of {SIZE.show(cell_bytes)} to stage, so every request would fail: give the ring at least as much"
+            f"cell of {SIZE.show(cell_bytes)}, so every request would fail: give the ring at least as much"
         )

@@ -273,7 +273,7 @@ def _resolved_computing(scenario: Scenario, settings: ComputingSettings, role: m
     chunk = max(chunk, 0)  # 0: no chunking
     page = scenario.page_tokens(role)
     if 0 < chunk < page * settings.dp:
-        least = "a page" if settings.dp == 1 else f"{settings.dp} ranks, each of a page"
+        least = "a page" if settings.dp == 1 else f"a page for each of {settings.dp} ranks, with pages"
         raise ConfigError(f"{role}: chunked_prefill_tokens {chunk} is less than {least} of {page} tokens")
     fraction = memory.default_mem_fraction(layout.gpu, settings.num_server_gpus, role, chunk or None, None)
     if layout.model.encoder is not None:

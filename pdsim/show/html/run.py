@@ -106,7 +106,7 @@ def _single(run: ReportedRun) -> Page:
 def _answer(run: ReportedRun) -> str:
     if run.num_finished:
         return _longest_stages(run)
-    return "No request finished." if "pdsim" in run.summary else "A result of another tool: its summary, and no more."
+    return "No request finished." if "pdsim" in run.summary else "A result of another tool, which has only a summary."
 
 
 def _comparison(runs: Sequence[ReportedRun]) -> Page:
@@ -225,7 +225,7 @@ def _tornado(found: Sequence[Sensitivity]) -> list[FigureBlock]:
         return []
     seen = [one for one in found if one.effect >= _VISIBLE] or found[:1]
     panels = {title: [Bar(one.resource, 0.0, one.changes[name]) for one in seen] for name, title in _TORNADO.items()}
-    caption = f"Simulated again with {GAIN:.0%} more of one resource: faster, or larger where it is held."
+    caption = f"Change of each metric if one resource is {GAIN:.0%} faster, or if there is {GAIN:.0%} more of it."
     if rest := [one.resource for one in found if one not in seen]:
         caption += f" Less than {_VISIBLE:.1%}: {', '.join(rest)}."
     return [FigureBlock("tornado", f"What {GAIN:.0%} more would change", caption, tornado(panels))]

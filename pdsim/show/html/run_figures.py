@@ -205,7 +205,7 @@ def transfers(records: Records) -> FigureBlock:
     links.margins(x=0.01)
     legend(links)
     caption = "Left: speed of each transfer, coloured by what took most of its time. Right: number of transfers whose "
-    caption += "bytes move, and those that wait for the staging ring."
+    caption += "bytes move, and number of those that wait for the staging ring."
     return FigureBlock("transfers", "KV transfers", caption, figure)
 
 

@@ -193,7 +193,7 @@ def _spreads(validation: Validation) -> Table:
 
 
 def _rankings(validation: Validation) -> Table:
-    title = "pairs of variants that differ by more than 5 %, and those whose winner is found"
+    title = "pairs of variants that differ by more than 5 %, and how many of them the simulation ranks right"
     table = new_table(title, "metric", "pairs", "right", "share", "asked for")
     for metric, ranking in validation.rankings().items():
         share, asked = ranking.share, validation.tolerances.winner

@@ -155,7 +155,7 @@ class Screen:
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
             return f"{yours}same price, {self._headroom(row.outcome.ratio, plan.chosen)}"
         if plan.safe is not None and row.candidate == plan.safe.candidate:
-            return f"{yours}costs more; holds on slow servers"
+            return f"{yours}costs more; meets the SLO on slow servers"
         return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
 
     @staticmethod

@@ -57,7 +57,7 @@ class Entrance:
         if self.is_closed:
             raise unavailable("the server stops")
         if len(self._waiting) >= self._max_waiting_requests:
-            message = f"{len(self._waiting)} requests wait for their first token, as many as may: try again later"
+            message = f"{len(self._waiting)} requests wait for their first token, which is the maximum: try again later"
             raise unavailable(message, retry_after_s=_RETRY_AFTER_S)
 
     def enter(self, answer: "Answer") -> None:
