@@ -116,6 +116,8 @@ def _of_its_release(scenario: "Scenario") -> str:
 def _wrong_for_sglang(scenario: "Scenario") -> str:
     prefill = scenario.prefill
     for role, servers in scenario.roles.items():
+        if servers.host_cache is not None and not servers.radix_cache:
+            return f"{role}.host_cache needs radix_cache: true (0.5.23, arg_groups/hicache_hook.py:45)"
         if servers.host_cache_connector != "offloading":
             return (
                 f"{role}.host_cache_connector: pdsim does not model SGLang's LMCache (--enable-lmcache); leave it out"

@@ -24,7 +24,8 @@ def offloading(draw: st.DrawFn, clusters=None):
     scenario = draw(st.one_of(vllm_scenarios(), vllm_aggregated_scenarios()) if clusters is None else clusters)
     role = "aggregated" if scenario.prefill is None else "prefill"
     blocks = draw(st.sampled_from([1, 3, 12, 4000]))
-    update = {"radix_cache": True, "host_cache": blocks * scenario.page_size * KV_TOKEN_BYTES, "eviction": None}
+    host_bytes = blocks * scenario.page_size * KV_TOKEN_BYTES
+    update = {"radix_cache": draw(st.booleans()), "host_cache": host_bytes, "eviction": None}
     settings = getattr(scenario, role)
     update["eviction"] = type(settings).model_fields["eviction"].default
     return scenario.model_copy(update={role: settings.model_copy(update=update)})
@@ -136,6 +137,28 @@ def test_a_block_that_is_being_copied_lets_others_wait():
     assert cache.num_loadable_pages(2, SHARED, 0, 64) == MUST_WAIT
     cache.on_loaded(1)
     assert cache.num_loadable_pages(2, SHARED, 0, 64) == 8
+
+
+def test_without_a_prefix_cache_each_prompt_loads_its_blocks():
+    cache = OffloadCache(PagePool(16), PAGE, shares_loads=False)
+    cache.store(0, SHARED, 32, list(range(8)))
+    assert cache.num_loadable_pages(1, SHARED, 0, 64) == MUST_WAIT  # blocks that are being stored
+    cache.on_stored(1)
+    for request_id in (1, 2):
+        assert cache.num_loadable_pages(request_id, SHARED, 0, 64) == 8
+        cache.load(request_id, SHARED, 0, list(range(8)))
+    cache.on_loaded(1)
+    assert list(cache.loads) == [2]
+
+
+def test_two_prompts_load_the_same_blocks_at_once():
+    """Without a prefix cache nothing is left on the GPU, so both load all 16 blocks of the first prompt."""
+    specs, changes = evicted_and_asked_again(aggregated__radix_cache=False, aggregated__host_cache="1 GB")
+    specs[1] = specs[2]._replace(request_id=1)
+    traced = run(small_aggregated(*specs, **changes), checked=True)
+    loads = [copy for copy in traced.records.host_copies if copy.kind == "load"]
+    assert [load.num_pages for load in loads] == [len(SHARED) // PAGE] * 2
+    assert [one.num_prefill_cached_tokens for one in traced.records.requests] == [0, len(SHARED), len(SHARED)]
 
 
 def test_blocks_that_lack_are_stored_and_the_least_recently_used_go_from_their_end():

@@ -184,7 +184,7 @@ class KvCache:
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
         """Number of pages that host memory can load after the cached prefix of a newly opened lease."""
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
-            return self.chunks.num_loadable_pages(sequence, lease.num_shared, max_tokens + 1)
+            return self.chunks.num_loadable_pages(sequence, lease.num_shared, min(max_tokens + 1, len(sequence)))
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:

@@ -8,7 +8,7 @@ With linear attention, host memory also stores the states that the GPU keeps, an
 (offloading/scheduler.py:805). While a copy is under way, other prompts may have to wait:
 
   stored    from Offload to on_stored: a prompt that finds one of the blocks waits
-  loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits
+  loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits, if the GPU keeps prefixes
 
 Law: tests/laws/test_offloading.py.
 """
@@ -38,12 +38,16 @@ class BlockCopy:
 
 
 class OffloadCache:
-    def __init__(self, pool: PagePool, page_size: int, pages_per_state: int = 0) -> None:
-        """pages_per_state: number of pages of one linear-attention state. 0: the model has none."""
+    def __init__(self, pool: PagePool, page_size: int, pages_per_state: int = 0, *, shares_loads: bool = True) -> None:
+        """pages_per_state: number of pages of one linear-attention state. 0: the model has none. shares_loads: True: a
+        prompt waits for blocks that another prompt loads, because the GPU's prefix cache will have them. False: the
+        instance has no such cache, and each prompt loads its blocks (offloading/scheduler.py:641).
+        """
         self.pool = pool
         self.states: dict[Node, list[int]] = {}
         """Host pages of the states at the ends of nodes."""
         self._pages_per_state = pages_per_state
+        self._shares_loads = shares_loads
         self.tree = RadixCache(pool, page_size, LeastRecentlyUsed())
         self.tree.uses_whole_nodes = False
         self.tree.evicts_pages = True
@@ -145,7 +149,8 @@ class OffloadCache:
         self.tree.touch(end)
         host_pages = (*found[num_shared:], *self.states.get(end, ()))
         self.loads[request_id] = BlockCopy(request_id, end, host_pages)
-        self._under_way.update(host_pages)
+        if self._shares_loads:
+            self._under_way.update(host_pages)
         self._copies.append(m.LoadBack(request_id, host_pages, tuple(pages)))
 
     def on_loaded(self, request_id: int) -> None:

@@ -259,9 +259,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
             return super()._take(pick, forward)
         lease = self._cache.open_for_load(request.sequence, request.num_tokens - 1)
-        num_pages = offload.num_loadable_pages(
-            request.request_id, request.sequence, lease.num_shared, request.num_tokens
-        )
+        num_known = min(request.num_tokens, len(request.sequence))  # without a prefix cache, outputs have no ids
+        num_pages = offload.num_loadable_pages(request.request_id, request.sequence, lease.num_shared, num_known)
         if num_pages <= 0:
             self._cache.drop(lease)
             return None if num_pages == MUST_WAIT else super()._take(pick, forward)

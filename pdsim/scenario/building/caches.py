@@ -53,10 +53,11 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         counts_every_insert=counts_every_insert,
         splits_at_prompt=rules.splits_at_prompt,
     )
-    if tree is None or settings.host_cache is None:
+    if settings.host_cache is None:
         return make()
     if scenario.engine == "vllm":
         return make(**_connected(scenario, role))
+    assert tree is not None, "the scenario is not checked"
     host_pool = PagePool(num_host_pages(scenario, role))
     storage = scenario.storage
     write = settings.host_cache_write
@@ -82,7 +83,8 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
     if settings.host_cache_connector == "lmcache":
         chunk_tokens = settings.host_cache_chunk_tokens
         return {"chunks": ChunkCache(PagePool(num_pages * page // chunk_tokens), page, chunk_tokens)}
-    return {"offload": OffloadCache(PagePool(num_pages), page, pages_per_state)}
+    pool = PagePool(num_pages)
+    return {"offload": OffloadCache(pool, page, pages_per_state, shares_loads=settings.radix_cache)}
 
 
 def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:

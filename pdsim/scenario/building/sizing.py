@@ -345,6 +345,8 @@ def state_rule(
 ) -> StateRule | None:
     """How SGLang divides memory between KV and state slots of linear-attention layers. None: the engine is vLLM."""
     if scenario.engine == "vllm":
+        if layout.state_bytes and settings.host_cache is not None and not settings.radix_cache:
+            raise ConfigError(f"{role}.host_cache: pdsim models states in host memory with radix_cache: true only")
         return None
     given, has_drafts = _given_running(scenario, settings), scenario.acceptance is not None
     if settings.mamba_radix_cache_strategy is not None and not layout.state_bytes:

@@ -169,12 +169,6 @@ class ServerSettings(Section):
     mamba_track_interval: int | None = Field(default=None, ge=1)
     """Number of output tokens between two states that decode steps leave (--mamba-track-interval). None: 256."""
 
-    @model_validator(mode="after")
-    def _has_something_to_keep(self) -> Self:
-        if self.host_cache is not None and not self.radix_cache:
-            raise ValueError("host_cache needs radix_cache: true")
-        return self
-
     @property
     def has_whole_experts(self) -> bool:
         """True if each GPU holds whole experts instead of a part of every expert."""
