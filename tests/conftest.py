@@ -1,4 +1,6 @@
-"""Hypothesis without deadlines: machines are shared. HYPOTHESIS_PROFILE=fast reports the first failure as found."""
+"""Settings of pytest and Hypothesis. Examples have no deadlines, because machines are shared. HYPOTHESIS_PROFILE=fast
+reports the first failure without shrinking it.
+"""
 
 import gc
 import os
@@ -35,6 +37,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Modules stay: no search for garbage, and each point of a sweep makes one, goes through them again."""
+    """Freezes all objects that exist now, most of which are modules, so that later garbage collections skip them. Each
+    point of a sweep causes a collection.
+    """
     gc.collect()
     gc.freeze()

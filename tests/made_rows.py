@@ -1,4 +1,4 @@
-"""Rows of a machine whose times are known, as calibration reads them."""
+"""Makes rows, as calibration reads them, of an imagined machine whose times are known."""
 
 import numpy as np
 

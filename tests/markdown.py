@@ -1,4 +1,4 @@
-"""Reads what the documentation shows: fenced blocks, tables, links, headings."""
+"""Reads the fenced blocks, tables, links and headings of the documentation."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,9 @@ class Block(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the file that it shows, if its first line is a comment that says so."""
+        """Name of the file that the block shows, if its first line is a comment with the name. Empty: the block shows
+        no file.
+        """
         found = re.match(r"# (\S+\.(?:py|yaml))\n", self.text)
         return found[1] if found else ""
 
@@ -33,24 +35,24 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of shell blocks that call pdsim."""
+    """The commands of pdsim in the page's shell blocks."""
     lines = [line for block in blocks(page, "sh") for line in block.text.replace("\\\n", "").splitlines()]
     return [line for line in lines if line.startswith("pdsim ")]
 
 
 def prose(page: Path) -> str:
-    """Without fenced blocks."""
+    """The page's text without fenced blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Text by heading, up to the next heading of any level."""
+    """The page's texts by heading. A text goes up to the next heading of any level."""
     parts = re.split(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def table(text: str) -> list[list[str]]:
-    """Cells of the rows of all tables in the text, without their heads."""
+    """The cells of all tables in the text, row by row, without the tables' heads."""
     rows = [line for line in text.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
     rules = {i for i, row in enumerate(cells) if all(set(cell) <= {"-", ":"} and cell for cell in row)}
@@ -58,7 +60,7 @@ def table(text: str) -> list[list[str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them."""
+    """The anchors of the page's headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

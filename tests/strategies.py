@@ -22,7 +22,7 @@ PREFILL_POLICIES = [name for name in BUILT_IN[PrefillPolicy] if name != "priorit
 
 @st.composite
 def loads(draw: st.DrawFn) -> list[RequestSpec]:
-    """Requests with shared prefixes, sessions that fork and join, bursts and gaps."""
+    """Random requests with shared prefixes, sessions that fork and join, bursts and gaps."""
     specs: list[RequestSpec] = []
     for i in range(draw(st.integers(1, 14))):
         earlier = draw(st.sampled_from([None, *specs])) if draw(st.booleans()) and specs else None
@@ -45,7 +45,7 @@ def loads(draw: st.DrawFn) -> list[RequestSpec]:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Anything from plenty to the tightest pools that each request alone still fits."""
+    """Random disaggregated clusters. Pools range from large ones to the smallest that hold each request alone."""
     specs = draw(loads())
     page = draw(page_sizes)
     reserved = draw(st.integers(0, 12))
@@ -100,7 +100,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def optimistic_scenarios(draw: st.DrawFn) -> Scenario:
-    """Prompts are begun before decode has granted pages, or granted pages when they are computed."""
+    """Random clusters in which prompts begin before decode has granted pages, or get their pages when they are
+    computed.
+    """
     scenario = draw(scenarios())
     allocation, attempts = draw(st.sampled_from([("prefill_complete", None), ("early", 1), ("early", 3)]))
     prefill = scenario.pair.prefill.model_copy(update={"optimistic_attempts": attempts, "layer_groups": 0})
@@ -110,7 +112,9 @@ def optimistic_scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def crowds(draw: st.DrawFn) -> list[RequestSpec]:
-    """Short prompts with long outputs, one after another: each finds room, and together they outgrow a tight pool."""
+    """Random requests with short prompts and long outputs, one after another. Each finds room in a small pool, and
+    together they outgrow it.
+    """
     lengths = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(15, 40)), min_size=4, max_size=10))
     gap_ns = draw(st.integers(1, 60)) * MILLISECOND
     return [request(i, prompt, output, arrival_ns=i * gap_ns) for i, (prompt, output) in enumerate(lengths)]
@@ -118,7 +122,7 @@ def crowds(draw: st.DrawFn) -> list[RequestSpec]:
 
 @st.composite
 def crowded_scenarios(draw: st.DrawFn) -> Scenario:
-    """Decode pools that running requests outgrow together."""
+    """Random clusters with decode pools that running requests outgrow together."""
     specs = draw(crowds())
     page = draw(page_sizes)
     whole = max(len(s.prompt) + len(s.output) for s in specs)
@@ -142,7 +146,9 @@ prompt_limits = st.sampled_from([None, None, 5, 12])
 
 @st.composite
 def vllm_scenarios(draw: st.DrawFn, hold_timeout_ms: st.SearchStrategy[int | None] = NEVER) -> Scenario:
-    """vLLM's instances on the same loads."""
+    """Random clusters of vLLM, with the loads of the clusters of SGLang. hold_timeout_ms: draws prefill.hold_timeout in
+    ms.
+    """
     scenario = draw(st.one_of(scenarios(), crowded_scenarios()))
     timeout_ms = draw(hold_timeout_ms)
     timeout_ns = None if timeout_ms is None else timeout_ms * MILLISECOND
@@ -156,7 +162,9 @@ def vllm_scenarios(draw: st.DrawFn, hold_timeout_ms: st.SearchStrategy[int | Non
 
 @st.composite
 def divided_scenarios(draw: st.DrawFn) -> Scenario:
-    """GPUs that divide latents among them, on the same loads and nearly as tight pools."""
+    """Random clusters whose decode GPUs divide the KV of each request (dcp), with the same loads and nearly as small
+    pools.
+    """
     scenario = draw(st.one_of(scenarios(), optimistic_scenarios(), crowded_scenarios(), vllm_scenarios()))
     prefill, decode = scenario.pair
     prefill_tp, tp, dcp = draw(st.sampled_from([(1, 2, 2), (4, 4, 4), (4, 2, 2), (2, 8, 8)]))
@@ -174,7 +182,7 @@ def divided_scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def vllm_aggregated_scenarios(draw: st.DrawFn) -> Scenario:
-    """vLLM's aggregated instances on the loads of SGLang's."""
+    """Random aggregated clusters of vLLM, with the loads of aggregated clusters of SGLang."""
     scenario = draw(aggregated_scenarios())
     limits = {"long_prefill_tokens": draw(prompt_limits), "long_prefill_adaptive": draw(st.booleans())}
     changes = {**limits, "schedule_conservativeness": 1.0}
@@ -184,7 +192,7 @@ def vllm_aggregated_scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
-    """Anything from plenty to the tightest pools that each request alone still fits."""
+    """Random aggregated clusters. Pools range from large ones to the smallest that hold each request alone."""
     crowd = draw(st.booleans())
     specs = draw(crowds() if crowd else loads())
     page = draw(page_sizes)
@@ -218,7 +226,7 @@ def aggregated_scenarios(draw: st.DrawFn) -> Scenario:
 
 @st.composite
 def speculative_scenarios(draw: st.DrawFn) -> Scenario:
-    """Of both kinds, with pools that each request alone still fits as it drafts."""
+    """Random clusters of both kinds with drafts. Pools hold each request alone with its drafts."""
     draft_tokens = draw(st.integers(2, 6))
     drafts = {
         "speculative_draft_tokens": draft_tokens,
@@ -257,7 +265,9 @@ COSTS: list[dict[str, Any]] = [
     ODD,
     {"prefill": ODD, "decode": ODD, "host": {"start": "0.7 ms", "send": "90 us", "slowdown": 1.3}},
 ]
-"""Whole milliseconds, where everything happens at once, and odd fractions of ns, also on a slow host."""
+"""Costs to draw from: whole milliseconds, with which many events happen at the same time, and odd fractions of ns, also
+on a slow host.
+"""
 
 
 times_ms = st.integers(0, 1500)
@@ -265,7 +275,7 @@ times_ms = st.integers(0, 1500)
 
 @st.composite
 def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
-    """One thing that goes wrong while a small load is served."""
+    """A random fault at a time when a small load is served."""
     roles = ["aggregated"] if scenario.aggregated else ["prefill", "decode"]
     instances = [name for role in roles for name in instance_ids(getattr(scenario, role), role)]
     at_ns = draw(times_ms) * MILLISECOND + draw(st.integers(0, 10**6))
@@ -289,7 +299,9 @@ def faults(draw: st.DrawFn, scenario: Scenario) -> Fault:
 
 @st.composite
 def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> Scenario:
-    """A random cluster and load, with faults, and timeouts from far too short to long."""
+    """Random clusters and loads with faults, and with timeouts that range from far too short to long. clusters: draws
+    the scenario without faults.
+    """
     scenario = draw(clusters)
     timeouts = st.sampled_from(["20 ms", "150 ms", "1 s", "20 s"])
     health = HealthSettings(
@@ -309,7 +321,7 @@ def fault_schedules(draw: st.DrawFn, clusters: st.SearchStrategy[Scenario]) -> S
 
 
 def any_scenarios():
-    """Of every kind there is here."""
+    """Random scenarios of all kinds in this module."""
     return st.one_of(
         scenarios(),
         optimistic_scenarios(),

@@ -1,4 +1,4 @@
-"""Small clusters for tests."""
+"""Small scenarios for tests, and functions that run and check them."""
 
 import math
 import os
@@ -27,13 +27,15 @@ MILLISECOND = 1_000_000
 
 
 def examples(count: int, **others: Any) -> settings:
-    """PDSIM_EXAMPLES multiplies every law's count: 50 for a night, 0.25 for what runs in full elsewhere."""
+    """Settings of Hypothesis with `count` examples, multiplied by the variable PDSIM_EXAMPLES: 50 for a run at night,
+    0.25 for tests that run in full elsewhere.
+    """
     return settings(max_examples=math.ceil(count * float(os.environ.get("PDSIM_EXAMPLES", "1"))), **others)
 
 
 @dataclass(frozen=True)
 class Given:
-    """A workload written down."""
+    """A workload with given requests."""
 
     specs: tuple[RequestSpec, ...] = field(default=())
 
@@ -42,14 +44,18 @@ class Given:
 
 
 def request(i: int, prompt: int | Spans, output: int, **changes: Any) -> RequestSpec:
-    """A request with streams of its own, or with the prompt given."""
+    """Request number i. prompt: number of tokens, which no other request shares; or the prompt itself. output: number
+    of tokens. changes: of the RequestSpec's fields.
+    """
     spans = Spans.of(10_000 + 2 * i, prompt) if isinstance(prompt, int) else prompt
     spec = RequestSpec(i, spans, Spans.of(10_001 + 2 * i, output), output)
     return spec._replace(**changes)
 
 
 def small(*requests: RequestSpec, **changes: Any) -> Scenario:
-    """1P1D with round numbers: prefill 1 ms a token, decode 10 ms a step; dotted names change fields."""
+    """A scenario with one prefill and one decode instance and round times: prefill takes 1 ms per token, a decode step
+    10 ms. changes: values by field path, with two underscores for each dot, such as decode__tp=2.
+    """
     data: dict[str, Any] = {
         "model": "qwen3-0.6b",
         "page_size": 4,
@@ -75,7 +81,7 @@ def small(*requests: RequestSpec, **changes: Any) -> Scenario:
 
 
 def small_aggregated(*requests: RequestSpec, **changes: Any) -> Scenario:
-    """The same times on one instance that prefills and decodes."""
+    """A scenario with the times of `small` and one aggregated instance. changes: as for `small`."""
     data: dict[str, Any] = {
         "model": "qwen3-0.6b",
         "page_size": 4,
@@ -105,7 +111,7 @@ class Traced:
     journal: list[Entry]
     cluster: Cluster
     machines: list[Any]
-    """All that live at the end."""
+    """State machines that live at the end of the run."""
 
     @property
     def records(self) -> Any:
@@ -113,7 +119,10 @@ class Traced:
 
 
 def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False, levels: bool = False) -> Traced:
-    """Run with a journal; checked looks at every invariant of whoever was called, after every call."""
+    """Simulates a scenario and keeps the journal. single_steps: True: decode steps are simulated one by one. checked:
+    True: after every call, all invariants of the called instance are checked. levels: True: record requests and pages
+    over time.
+    """
     cluster = build(scenario)
     instances = {instance.instance_id for instance in cluster.instances}
     journal: list[Entry] = []
@@ -128,7 +137,9 @@ def run(scenario: Scenario, *, single_steps: bool = False, checked: bool = False
 
 
 def run_both_ways(scenario: Scenario) -> tuple[Traced, Traced]:
-    """Runs many steps at once, and one by one, and requires the same decisions, requests, transfers and gaps."""
+    """Simulates a scenario twice, with many decode steps at once and one by one, and requires equal decisions,
+    requests, transfers and gaps. Returns both runs.
+    """
     many, single = run(scenario), run(scenario, single_steps=True)
     assert decisions(many.journal) == decisions(single.journal)
     assert many.records.requests == single.records.requests
@@ -147,7 +158,7 @@ def require_whole_gaps(records: Any) -> None:
 
 
 def parts(step: Step | Wait) -> list[PrefillStep | DecodeStep]:
-    """The prompts and the batch that a step computes."""
+    """The prefill part and the decode part of a step. Empty: the step is a Wait."""
     if isinstance(step, MixedStep):
         return [step.decode, step.prefill]
     return [] if isinstance(step, Wait) else [step]
@@ -158,9 +169,9 @@ def chunks(step: Step | Wait) -> list[PrefillChunk]:
 
 
 def decisions(entries: Iterable[Entry]) -> dict[str, list[Any]]:
-    """A journal by instance, with decode steps joined that only continue the one before.
+    """The calls of a journal by instance. Decode steps that only continue the step before are joined with it.
 
-    Many steps at once and the same steps one at a time have equal decisions.
+    A simulation of many steps at once and one of single steps have equal decisions.
     """
     by_instance: dict[str, list[Any]] = {}
     for entry in entries:

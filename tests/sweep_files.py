@@ -1,4 +1,4 @@
-"""Small sweeps for tests."""
+"""Files of small sweeps for tests."""
 
 from pathlib import Path
 

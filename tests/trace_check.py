@@ -1,4 +1,6 @@
-"""What a Chrome trace must be for Perfetto to draw it as meant: our own check, for Perfetto's needs a download."""
+"""Checks that Perfetto will draw a Chrome trace as meant. Perfetto's own check is not used, because it needs a
+download.
+"""
 
 from collections import defaultdict
 
@@ -11,13 +13,13 @@ KEYS = {
     "s": {"name", "cat", "id", "pid", "tid", "ts"},
     "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
 }
-"""What the format asks of each phase."""
+"""Fields that an event must have, by its phase (the field `ph`)."""
 _ROUNDING_US = 1e-6
-"""Times are whole ns written in us; sums of two may differ in the last bit."""
+"""Tolerance in us. Times are whole ns written in us, so the sum of two may differ in the last bit."""
 
 
 def problems(events):
-    """One sentence for each thing that is wrong."""
+    """A sentence for each problem of the events. Empty: there is none."""
     found = [*_unknown(events), *_out_of_order(events), *_unnamed(events)]
     if found:
         return found

@@ -1,4 +1,6 @@
-"""Kernel tests run compiled on a GPU, and in Triton's interpreter anywhere else; without torch they are left out."""
+"""On a GPU, kernel tests run compiled kernels; elsewhere they run in Triton's interpreter. Without torch they are
+skipped.
+"""
 
 import importlib.util
 import os

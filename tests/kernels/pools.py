@@ -1,4 +1,4 @@
-"""Pools with random bytes, and page lists, on the device that the tests run on."""
+"""Makes pools with random bytes, and page lists, on the device on which the tests run."""
 
 import torch
 from pdkernels import Pool
@@ -20,14 +20,16 @@ def random_pool(
     order: str = "NHD",
     pages: int = 12,
 ) -> Pool:
-    """Every bit pattern occurs, NaN included: copies must keep them all."""
+    """A pool with random bits, in which every bit pattern occurs, also those of NaN, because copies must keep all of
+    them. pages: number of pages.
+    """
     shape = (pages * page_size, heads, head_dim) if order == "NHD" else (pages, heads, page_size, head_dim)
     planes = [random_bytes(*shape[:-1], head_dim * dtype.itemsize).view(dtype) for _ in range(2 * layers)]
     return Pool(planes[:layers], planes[layers:], page_size if order == "NHD" else None)
 
 
 def normal_pool(dtype: torch.dtype = torch.bfloat16, **shape: int | str) -> Pool:
-    """Normally distributed values, for kernels that calculate."""
+    """A pool with normally distributed values, for kernels that compute. shape: arguments of random_pool."""
     pool = random_pool(dtype=dtype, **shape)
     for plane in pool.planes:
         plane.copy_(torch.randn(plane.shape, device=DEVICE))

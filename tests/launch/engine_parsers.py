@@ -1,9 +1,9 @@
-"""The engines' own parsers of flags, read from their wheels without their dependencies.
+"""Runs the engines' own parsers of flags, which it imports from their wheels without the wheels' dependencies.
 
-`python tests/launch/engine_parsers.py FOLDER` prints engine_flags.txt: what the parsers say of each flag, field and
-variable that pdsim/launch names. FOLDER has an unpacked wheel in each of its folders: sglang, vllm, sglang-router,
-vllm-router, ai-dynamo, aiperf. `... FOLDER PROGRAM --parse` reads lists of words from standard input, each a line of
-JSON, and prints for each what the engine's own parser has against it. `... FOLDER PROGRAM --defaults` prints the
+`python tests/launch/engine_parsers.py FOLDER` prints engine_flags.txt: what the parsers know of each flag, field and
+variable that pdsim/launch names. Each folder in FOLDER is an unpacked wheel: sglang, vllm, sglang-router, vllm-router,
+ai-dynamo, aiperf. `... FOLDER PROGRAM --parse` reads lists of words from standard input, one JSON list per line, and
+prints for each the error of the engine's own parser, or an empty line. `... FOLDER PROGRAM --defaults` prints the
 program's lines of engine_defaults.txt. All need torch and msgspec.
 """
 
@@ -24,11 +24,11 @@ LAUNCH = Path(__file__).parents[2] / "pdsim" / "launch"
 IMPORT = LAUNCH.parent / "formats" / "deployments"
 COMPILED = ("dynamo._core", "dynamo.llm", "dynamo.runtime", "dynamo.prometheus_names", "dynamo.nixl_connect")
 PLATFORMS = ("amdsmi", "libtpu", "tpu_info", "tpu_inference", "pathwaysutils", "triton", "triton_kernels")
-"""Packages whose presence would say that this machine has another accelerator."""
+"""Packages whose presence would tell the engine that this machine has another accelerator."""
 
 
 class _Anything(type):
-    """A class that has all attributes, takes all arguments and decorates without effect."""
+    """Metaclass of Absent: the class itself has all attributes, takes all arguments, and decorates without effect."""
 
     def __new__(cls, name, bases, names, **_):
         return super().__new__(cls, name, bases, names)
@@ -62,7 +62,7 @@ class _Anything(type):
 
 
 class Absent(metaclass=_Anything):
-    """Stands for what a package that is not installed would have."""
+    """Takes the place of everything in a package that is not installed."""
 
     def __new__(cls, *given, **named):
         return given[0] if len(given) == 1 and not named and callable(given[0]) else object.__new__(cls)
@@ -93,7 +93,9 @@ class _Module(types.ModuleType):
 
 
 class _AbsentPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds, behind all other finders, packages that an engine imports and that are not installed."""
+    """Import hook, used after all others, that makes empty modules for packages that an engine imports and that are not
+    installed.
+    """
 
     def find_spec(self, name, path, target=None):
         is_compiled = any(name == one or name.startswith(f"{one}.") for one in COMPILED)
@@ -238,7 +240,9 @@ PROGRAMS: dict[str, tuple[str, Callable[[], argparse.ArgumentParser]]] = {
     ),
     "aiperf profile": ("aiperf", _aiperf),
 }
-"""Package and parser of a program, by the words that call it. Workers of Dynamo take an engine's flags and its own."""
+"""For each program, by the words that call it: its package, and a function that makes its parser. Workers of Dynamo
+take an engine's flags and Dynamo's own.
+"""
 
 JSON_FIELDS = {
     "vllm --kv-events-config": ("vllm", "vllm/config/kv_events.py", "KVEventsConfig"),
@@ -246,16 +250,18 @@ JSON_FIELDS = {
     "vllm --eplb-config": ("vllm", "vllm/config/parallel.py", "EPLBConfig"),
     "sglang --kv-events-config": ("sglang", "sglang/srt/disaggregation/kv_events.py", "KVEventsConfig"),
 }
-"""Class that reads the JSON of a flag."""
+"""For each flag whose value is JSON: package, file and name of the class that reads the JSON."""
 VARIABLES = {
     "SGLANG_": ("sglang", "sglang/srt/environ.py"),
     "VLLM_": ("vllm", "vllm/envs.py"),
 }
-"""File that reads an engine's variables, by their prefix."""
+"""For each prefix of an engine's environment variables: the package and the file that reads them."""
 
 
 def flags_of(program: str, release: str) -> Iterator[str]:
-    """Lines of engine_flags.txt: what a program's parser says of the flags that pdsim/launch names."""
+    """Yields lines of engine_flags.txt: for each flag of a program that pdsim/launch names, the number of its values
+    and its choices.
+    """
     named = {*_flags_named(_sources()), *_OF_ROLES}
     yield f"# {program}: {release}"
     for name, action in sorted(PROGRAMS[program][1]()._option_string_actions.items()):
@@ -266,7 +272,9 @@ def flags_of(program: str, release: str) -> Iterator[str]:
 
 
 def defaults_of(program: str, release: str) -> Iterator[str]:
-    """Lines of engine_defaults.txt: the default of each flag that pdsim launches with or imports."""
+    """Yields lines of engine_defaults.txt: the default of each flag of a program that `pdsim launch` writes or `pdsim
+    import` reads.
+    """
     named = {*_flags_named(_sources(LAUNCH, IMPORT))}
     yield f"# {program}: {release}"
     for name, action in sorted(PROGRAMS[program][1]()._option_string_actions.items()):
@@ -279,7 +287,7 @@ def _flags_named(text: str) -> list[str]:
 
 
 _OF_ROLES = [f"{role}-{what}" for role in ("prefill", "decode") for what in ("policy", "selector")]
-"""Flags that are written with a role's name."""
+"""Flags whose names pdsim/launch makes from a role's name."""
 
 
 def _sources(*folders: Path) -> str:
@@ -288,7 +296,7 @@ def _sources(*folders: Path) -> str:
 
 
 def others(found: Mapping[str, tuple[Path, str]]) -> Iterator[str]:
-    """Lines of engine_flags.txt on fields of JSON, and on variables."""
+    """Yields lines of engine_flags.txt on the fields of JSON values, and on environment variables."""
     for flag, (package, path, name) in JSON_FIELDS.items():
         text = (found[package][0] / path).read_text(encoding="utf-8")
         body = re.split(r"\nclass |\n@", text.partition(f"class {name}")[2])[0]
@@ -301,7 +309,7 @@ def others(found: Mapping[str, tuple[Path, str]]) -> Iterator[str]:
 
 
 def against(parser: argparse.ArgumentParser, words: list[str]) -> str:
-    """What the parser has against the words; nothing if it takes them."""
+    """The parser's error for these words. Empty: the parser takes the words."""
 
     def wrong(message):
         raise _FoundError(message)
@@ -315,7 +323,9 @@ def against(parser: argparse.ArgumentParser, words: list[str]) -> str:
 
 
 def in_own_process(folder: Path, program: str, *flags: str, given: str = "") -> str:
-    """Output of this file for one program. Engines in one process would see each other."""
+    """Runs this file for one program in a new process, and returns its output. In one process, the modules of one
+    engine would change another. given: standard input.
+    """
     command = [sys.executable, __file__, str(folder), program, *flags]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,4 +1,6 @@
-"""Scenarios of the launch tests: one pair of roles, other values of each of its fields, and a sample of both."""
+"""Scenarios of the launch tests: a base scenario, other values of each of its fields, and the sample of them that a
+test uses.
+"""
 
 from pdsim.launch import ENGINES
 from pdsim.scenario.loading import parse_scenario
@@ -162,7 +164,7 @@ OTHER = {
     "health.max_retries": ["7"],
     "health.backoff_jitter": ["0.5"],
 }
-"""Other values of every field of a pair of roles."""
+"""For each field of a disaggregated scenario: values other than those of the base scenario."""
 DRAFTS: dict[str, object] = {
     "speculative_algorithm": "EAGLE3",
     "speculative_num_steps": 3,
@@ -174,7 +176,7 @@ DRAFTS: dict[str, object] = {
     "speculative_drafting": "1 ms",
 }
 WHOLE = ("cost", "front_end", "aggregated", "elastic", "storage")
-"""Sections whose fields are left aside as one, or that another test has."""
+"""Sections that launches leave aside as a whole, or that another test covers."""
 
 
 def scenario(*changes, base=PAIR):
@@ -193,11 +195,11 @@ def scenario(*changes, base=PAIR):
 
 WIDE_SERVERS = "{gpu: h100, tp: 16, dp: 8, two_batch_overlap: true}"
 WIDE = [("model", "deepseek-v3"), ("prefill", WIDE_SERVERS), ("decode", WIDE_SERVERS), ("network.staging", None)]
-"""Servers over two hosts."""
+"""Changes after which each server spans two hosts."""
 IMAGES = "{use: random_lengths, num_requests: 30, input_tokens: 99, output_tokens: 9, images: 2, image_tokens: 1000}"
 ENCODE = [("model", "qwen3-vl-8b"), ("encode", "{gpu: h100, instances: 2, cache: 1 GiB}"), ("health", None)]
 ENCODE += [("network.staging", None), ("workload", IMAGES)]
-"""Encode instances, and a load with images."""
+"""Changes that add encode instances, and a load with images."""
 
 
 def text(engine, made_of):
@@ -222,19 +224,21 @@ AGGREGATED = {
     "prefill_schedule_interval": [],
     **{name: [] for name in (*DRAFTS, "speculative_draft_model")},
 }
-"""Other values of every field of aggregated servers."""
+"""For each field of aggregated servers: values other than those of the base scenario."""
 ALONE = [("prefill", None), ("decode", None), ("network", None), ("health", None), ("aggregated", "{gpu: h100, tp: 2}")]
 
 FAMILIES = (("sglang", "kubernetes", "dynamo"), ("vllm", "dynamo-vllm"))
-"""Engines whose servers have the same rules."""
+"""Groups of engines. The servers of a group's engines have the same rules."""
 
 
 ROUTED = ("router", "network", "health", "workload", "client", "name", "seed")
-"""Fields that each engine of a family has rules of its own for."""
+"""Beginnings of the fields for which each engine of a family has rules of its own."""
 
 
 def sample(values, engine):
-    """Changes for one engine: a family's engines share out all values, and each has one of every field of ROUTED."""
+    """The changes (path, value) to test with one engine. The engines of a family divide all values among them, and each
+    tests one value of every field of ROUTED.
+    """
     family = next(one for one in FAMILIES if engine in one)
     rank = family.index(engine)
     dealt = [(path, value) for path, others in values.items() for value in others][rank :: len(family)]

@@ -1,4 +1,6 @@
-"""Real clusters for tests: processes on this machine, a tiny model, and what one process without a cache would say."""
+"""Runs real clusters for tests: processes on this machine with a tiny model. Compares their outputs with those of one
+process without a cache.
+"""
 
 import asyncio
 import json
@@ -45,7 +47,9 @@ DEFAULT: dict[str, Any] = {
 
 
 def scenario(**changes: Any) -> Scenario:
-    """1P1D; dotted names, with two underscores for a dot, change fields."""
+    """A scenario with one prefill and one decode instance. changes: values by field path, with two underscores for each
+    dot, such as decode__tp=2. None: the field is left out.
+    """
     data = {key: dict(value) if isinstance(value, dict) else value for key, value in DEFAULT.items()}
     for path, value in changes.items():
         *parents, last = path.split("__")
@@ -59,7 +63,9 @@ def scenario(**changes: Any) -> Scenario:
 def run(
     scenario: Scenario, *, logs: Path | None = None, check_kv: bool = True, options: Options | None = None
 ) -> tuple[RealRun, Scenario]:
-    """To the end, and the scenario as it was resolved. Accepted drafts repeat what one process says."""
+    """Runs a scenario to its end. Returns the run and the resolved scenario. With drafts, those that are accepted
+    repeat the outputs of one process without a cache.
+    """
     options = options or Options(check_kv=check_kv)
     resolved, requests = real_scenario(scenario, options)
     reference = {} if resolved.acceptance is None else _outputs(resolved, requests)
@@ -67,7 +73,9 @@ def run(
 
 
 def run_restarting(scenario: Scenario, instance_id: str, num_last: int, *, logs: Path) -> tuple[RealRun, Scenario]:
-    """To the end; the last requests are sent when all others have ended and the instance that was killed answers."""
+    """Runs a scenario in which a fault kills the instance and restarts it. The last `num_last` requests are sent when
+    all others have ended and the instance answers again. Returns the run and the resolved scenario.
+    """
     options = Options(check_kv=True)
     resolved, requests = real_scenario(scenario, options)
     unharmed = resolved.model_copy(update={"faults": ()})
@@ -100,7 +108,9 @@ async def _until(instance_id: str, answers: bool, launcher: Launcher) -> None:
 
 
 def run_killing(scenario: Scenario, instance_id: str, rank: int, *, logs: Path) -> tuple[RealRun, Scenario]:
-    """One rank of an instance is killed as soon as requests are under way."""
+    """Runs a scenario, and kills one rank of an instance when requests are under way. Returns the run and the resolved
+    scenario.
+    """
     resolved, requests = real_scenario(scenario, Options())
 
     async def play() -> RealRun:
@@ -115,7 +125,9 @@ def run_killing(scenario: Scenario, instance_id: str, rank: int, *, logs: Path) 
 
 
 def run_scribbling(scenario: Scenario) -> str:
-    """Write into the memory of the first decode rank while it serves, until that is found out: what is said then."""
+    """Runs a scenario, and overwrites the memory of the first decode rank while it serves, until the cluster notices.
+    Returns the cluster's error; "nothing" if the cluster does not notice.
+    """
     options = Options(check_kv=True)
     resolved, requests = real_scenario(scenario, options)
 
@@ -139,7 +151,7 @@ def run_scribbling(scenario: Scenario) -> str:
 
 
 def skip_without(transport: str) -> None:
-    """Skips the test with the reason that the engine gives."""
+    """Skips the test, with the engine's reason, if this machine cannot run the transfer engine."""
     import torch
     from pdreal.transports.opening import open_transport
     from pdreal.transports.protocol import UnavailableError
@@ -159,9 +171,11 @@ def _outputs(scenario: Scenario, requests: Sequence[RequestSpec]) -> dict[int, l
 
 
 def wrong_outputs(scenario: Scenario, outputs: dict[int, list[int]], options: Options | None = None) -> list[int]:
-    """Requests, no turns of sessions among them, that did not get all the tokens that the model makes of their prompt.
+    """Ids of the requests that did not get all the tokens that the model makes from their prompt. The workload must
+    have no sessions.
 
-    Each token must be the greedy choice behind the prompt and the tokens before it, on one process without a cache.
+    Each token must be the token that one process without a cache finds likeliest after the prompt and the tokens
+    before.
     """
     specs = {spec.request_id: spec for spec in scenario.workload.requests(Streams(scenario.seed))}
     options = options or Options()

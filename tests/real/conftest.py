@@ -1,4 +1,4 @@
-"""Tests of what runs for real: they need torch, and are skipped without it. `-m "not real"` leaves them out."""
+"""Tests of real mode. They are skipped without torch, and `-m "not real"` leaves them out."""
 
 import os
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Matrices are tiny, and threads of several tests at once would wait for each other."""
+    """Lets torch use one thread: matrices are tiny, and the threads of tests that run at the same time would wait for
+    each other.
+    """
     if find_spec("torch"):
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""The decode ranks of a test, in a process of their own: does what it is told over a connection.
+"""The decode ranks of a test, in a process of their own that carries out calls from a connection.
 
-A call is the number of the sides' opening, a method of DecodeSide, and its arguments.
+A call names the DecodeSide by the number of its opening, a method of it, and the method's arguments.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""Instances, executors and runners in one process, taking turns at random; transfers are copies between two caches."""
+"""A cluster in one process: instances, executors and model runners. Workers take turns at random, and transfers are
+copies between two caches.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -23,7 +25,9 @@ from tests.support import request, small, small_aggregated
 
 
 class Worker:
-    """One instance of one rank. What it computes it computes as late as it may; copies and units keep their order."""
+    """An instance with a single rank. Computes each step as late as the instance's steps in flight allow. Copies and
+    transfer units stay in order with the steps.
+    """
 
     def __init__(self, instance, scenario, end_tokens, carry_out):
         self.instance = instance
@@ -45,7 +49,9 @@ class Worker:
         )
 
     def turn(self) -> bool:
-        """Whether there was anything to do."""
+        """Lets the instance choose once, and computes if the instance waits or has all its steps in flight. True: there
+        was something to do.
+        """
         asked = self._loop.send(self._answer)
         check(self.instance)
         self._answer = None
@@ -58,11 +64,11 @@ class Worker:
         return not waits or self._answer is not None or bool(self.inbox)
 
     def later(self, work) -> None:
-        """Call this behind the steps that are begun."""
+        """Calls `work` after the steps that are begun now."""
         self._in_flight.append(work)
 
     def _work(self) -> None:
-        """Do all that is begun up to the end of a step."""
+        """Does the work that is begun, in order, up to the end of a step."""
         while self._in_flight and self._answer is None:
             work = self._in_flight.popleft()
             if isinstance(work, tuple):
@@ -79,7 +85,9 @@ class Worker:
 
 @dataclass
 class Local:
-    """Serves prompts until all have ended; outputs and reasons of failure are by request."""
+    """Serves prompts until all have ended. `outputs` and `failed` have the tokens, or the reason of a failure, by
+    request.
+    """
 
     scenario: object
     sampling: Sampling
@@ -143,7 +151,9 @@ class Local:
             worker.inbox.append(m.LoadedBack(command.request_id))
 
     def _transfer(self, unit):
-        """In no time: what the core lets happen between planning and arriving is tested elsewhere."""
+        """Carries out a transfer unit at once. Other tests cover what the core does between the planning of a unit and
+        its arrival.
+        """
         source, target = self.workers[unit.source], self.workers[unit.target]
         page_size = source.runner.kv.page_size
         pages = source.runner.kv.memory.unflatten(1, (-1, page_size))

@@ -1,4 +1,4 @@
-"""Tiny models for tests, and what runs them."""
+"""Tiny models for tests, and functions that run them."""
 
 import pytest
 
@@ -21,10 +21,10 @@ from pdsim.system.model import LlamaArchitecture, RopeScaling
 
 
 class WholeSequence:
-    """Attention without a cache: the tokens are one sequence from its beginning."""
+    """Attention without a cache. All tokens form one sequence from its beginning."""
 
     def __init__(self, narrow_kv=False):
-        """narrow_kv: round keys and values as a cache in e4m3 does."""
+        """narrow_kv: True: round keys and values as a cache in e4m3 does."""
         self._kept = (lambda kv: kv.to(torch.float8_e4m3fn).to(kv.dtype)) if narrow_kv else lambda kv: kv
 
     def __call__(self, layer, query, key, value, window=0):
@@ -36,7 +36,9 @@ class WholeSequence:
 
 @torch.inference_mode()
 def generate(model, prompt, num_tokens, attend=None):
-    """The greedy continuation by one process without a cache: what everything else is compared with."""
+    """Returns the next `num_tokens` likeliest tokens after a prompt, computed by one process without a cache. Tests
+    compare other outputs with these. attend: the attention; None: WholeSequence.
+    """
     tokens = list(prompt)
     for _ in range(num_tokens):
         sequence = torch.tensor(tokens, device=model.device)
@@ -49,7 +51,7 @@ def generate(model, prompt, num_tokens, attend=None):
 
 CPU = torch.device("cpu")
 GPU_OR_CPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""For what Triton runs, on a CPU in its interpreter."""
+"""Device for Triton kernels. On a CPU they run in Triton's interpreter."""
 
 LLAMA = ModelConfig(
     name="tiny-llama",
@@ -87,7 +89,7 @@ MOONLIGHT = replace(
         routing=replace(DEEPSEEK.llama.routing, num_groups=1, num_active_groups=1, num_shared=2),
     ),
 )
-"""Queries without a latent, one group of experts, and two shared ones."""
+"""Model whose queries are not made from a latent, with one group of experts and two shared experts."""
 
 
 WINDOWS = replace(from_catalog("tiny-windows"), vocab_size=300, hidden_size=64, max_context_tokens=512)
@@ -97,7 +99,7 @@ MISTRAL = replace(
     window_tokens=21,
     llama=replace(LLAMA.llama, rope_scaling=None, window_layers=(0, 1)),
 )
-"""All layers have a window."""
+"""Model in which all layers have a sliding window."""
 
 
 def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:
@@ -122,7 +124,9 @@ def whole(*prompts_and_tables: tuple[array, list[int]]) -> PrefillBatch:
 
 
 def decode_on(r: ModelRunner, last, num_kv_tokens, tables, num_tokens: int) -> list[list[int]]:
-    """Sequences go on together from their last tokens; each with those that follow."""
+    """Decodes several sequences in one batch. last: last token of each. Returns, for each sequence, its last token and
+    the next num_tokens tokens.
+    """
     made = [[token] for token in last]
     for step in range(num_tokens):
         lengths = tuple(n + step for n in num_kv_tokens)

@@ -1,6 +1,5 @@
-"""Two network namespaces of this machine, joined by a link that can be slowed and cut: two hosts for pdreal.
-
-Needs root, and `ip` and `tc`.
+"""Two network namespaces of this machine, which are two hosts for pdreal. The link between them can be slowed and cut.
+Needs root, and the commands `ip` and `tc`.
 """
 
 import os
@@ -14,7 +13,7 @@ HOME, AWAY = "10.77.0.1", "10.77.0.2"
 
 
 def missing() -> str:
-    """Why this machine cannot have them; empty if it can."""
+    """The reason why this machine cannot have such namespaces. Empty: it can."""
     if os.geteuid():
         return "network namespaces need root"
     if not (shutil.which("ip") and shutil.which("tc")):
@@ -46,7 +45,7 @@ class Namespaces:
             _ip("netns", "del", name)
 
     def processes(self) -> int:
-        """How many are in them, once they had a moment to end."""
+        """Number of processes that are left in the namespaces. Waits up to 2 s for processes to end."""
         for _ in range(20):
             inside = ["ip", "netns", "pids"]
             pids = [subprocess.check_output([*inside, name]).split() for name in (self.home, self.away)]
@@ -59,13 +58,13 @@ class Namespaces:
         _ip("-n", self.home, "link", "set", WIRE, "down")
 
     def join(self) -> None:
-        """At full speed."""
+        """Restores the link, at full speed."""
         _ip("-n", self.home, "link", "set", WIRE, "up")
         for name in (self.home, self.away):
             subprocess.run(["tc", "-n", name, "qdisc", "del", "dev", WIRE, "root"], capture_output=True, check=False)
 
     def slow(self, mbits_per_s: float) -> None:
-        """Both ways."""
+        """Limits the link to this rate in Mbit/s, in both directions."""
         for name in (self.home, self.away):
             rate = ["tbf", "rate", f"{round(mbits_per_s * 1e6)}bit", "burst", "16kb", "latency", "200ms"]
             subprocess.run(["tc", "-n", name, "qdisc", "replace", "dev", WIRE, "root", *rate], check=True)

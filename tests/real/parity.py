@@ -1,8 +1,10 @@
-"""Parity with Hugging Face's own code, a table: python -m tests.real.parity [--tokens 500] [--model NAME]...
+"""Compares outputs with those of Hugging Face's own code, and prints a table:
+python -m tests.real.parity [--tokens 500] [--model NAME]...
 
-For each family, transport and pair of tensor-parallel sizes a real cluster continues prompts greedily; a token is wrong
-if transformers, in float32 with the same random weights and the tokens before it, would have another by more than a
-rounding. In bfloat16 there are no models with experts: a rounding chooses other experts, and they other tokens.
+For each model family, transport and pair of tensor-parallel sizes, a real cluster continues prompts with the likeliest
+tokens. A token is wrong if transformers, in float32 with the same random weights and the same tokens before, prefers
+another token by more than a rounding error. Models with experts are left out in bfloat16, because rounding may choose
+other experts and thus other tokens.
 """
 
 import argparse
@@ -32,11 +34,11 @@ TRANSPORTS = {
 }
 TP_PAIRS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _ROUNDING = {"float32": 1e-3, "bfloat16": 0.05}
-"""Logits, whose deviation is near one, that are nearer to each other are equally good."""
+"""Tokens count as equally good if their logits differ by at most this. The standard deviation of logits is near 1."""
 
 
 class RoundedWeights(RandomWeights):
-    """Both sides read the same numbers."""
+    """Random weights that are rounded to bfloat16, so that both sides compute with the same numbers."""
 
     def whole(self, name, shape):
         return super().whole(name, shape).bfloat16().float()
@@ -57,7 +59,7 @@ def wrong_tokens(options, prompt, output):
 
 
 def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts, *, whole_experts=False):
-    """Tokens that were checked, and those of them that are wrong; transport: None for one instance."""
+    """Number of checked tokens, and number of wrong ones among them. transport: None: one aggregated instance."""
     has_experts = whole_experts and from_catalog(name).experts is not None
     prefill, decode = ({"tp": tp, "ep": tp if has_experts else 1} for tp in (prefill_tp, decode_tp))
     changes = {

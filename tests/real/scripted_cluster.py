@@ -1,4 +1,6 @@
-"""A cluster of one process and no model behind the front end: the next token is a sum of the prompt and its place."""
+"""A cluster for tests of the front end, in one process and without a model. Each token is computed from the sum of the
+prompt and the token's position.
+"""
 
 import asyncio
 from itertools import count
@@ -23,14 +25,14 @@ def true_tokens(prompt: list[int], num_tokens: int) -> list[int]:
 
 
 SCRIPT = {1: "hangs", 2: "fails", 3: "fails later", 4: "ends early", 5: "hangs later"}
-"""What becomes of a prompt that holds this token; later is behind two tokens."""
+"""Fate of a request whose prompt has this token. "later": after two tokens."""
 
 
 NOTHING = {"num_retracted": 0, "blocked_by": ""}
 
 
 class ScriptedCluster:
-    """Some tokens in a prompt make trouble: see SCRIPT."""
+    """Takes the place of the Launcher. Requests whose prompts have a token of SCRIPT fail, hang or end early."""
 
     def __init__(self) -> None:
         self._ids = count()

@@ -1,8 +1,8 @@
-"""Random scenarios on two hosts, while their link is slowed and cut: what became of every request.
+"""Runs random scenarios on two hosts whose link is slowed and cut, and writes the outcome of every run:
 
     python -m tests.real.two_hosts --count 50 --out outcomes.csv
 
-Each is a process in one of two network namespaces; the other host has a clock of its own, hours ahead.
+Each host is a network namespace of this machine. The second host's clock is hours ahead of the first host's.
 """
 
 import argparse
@@ -42,7 +42,9 @@ HEALTH = {
 }
 LIMIT_S = 240.0
 MIDDLE = -1
-"""Instead of a seed: a slow link is cut twice in the middle of transfers, for longer than Mooncake's limit."""
+"""Number that takes the place of a seed: a slow link is then cut twice in the middle of transfers, for longer than
+Mooncake's time limit.
+"""
 _LONG_TRANSFERS: dict[str, Any] = {
     "network__transport": "mooncake-tcp",
     "prefill__instances": 2,
@@ -63,7 +65,7 @@ _CUTS = [
 
 
 def random_scenario(draw: Random) -> dict[str, Any]:
-    """Changes of clusters.DEFAULT."""
+    """Random changes of the scenario clusters.DEFAULT, by field path with two underscores for each dot."""
     num_prefill, num_decode = draw.choice([(1, 1), (2, 1), (1, 2)])
     changes: dict[str, Any] = {
         "seed": draw.randrange(1000),
@@ -105,7 +107,9 @@ def random_scenario(draw: Random) -> dict[str, Any]:
 
 
 def random_tiers(draw: Random, roles: list[str]) -> dict[str, Any]:
-    """Small pools with host memory behind their prefix caches, and prompts that continue what was evicted there."""
+    """Changes that give these roles small pools with host memory behind their prefix caches, and prompts whose prefixes
+    were evicted to host memory.
+    """
     tight = {
         "workload__num_prefixes": 8,
         "prefill__pool_tokens": 320,
@@ -122,7 +126,9 @@ def random_tiers(draw: Random, roles: list[str]) -> dict[str, Any]:
 
 
 def random_link(draw: Random) -> list[tuple[float, str, float]]:
-    """What happens to the link: seconds, what, and Mbit/s. It is whole at the end."""
+    """Random events of the link: time in s; cut, slow or join; and rate in Mbit/s. At the end the link has its full
+    speed.
+    """
     events, at_s = [], draw.uniform(0.2, 1.5)
     for _ in range(draw.randrange(1, 4)):
         what, mbits_per_s = draw.choice([("cut", 0.0), ("slow", draw.choice([1.0, 5.0, 20.0]))])
@@ -134,7 +140,7 @@ def random_link(draw: Random) -> list[tuple[float, str, float]]:
 
 
 def hosts_of(draw: Random, namespaces: Namespaces, hours_ahead: int) -> Hosts:
-    """One role on each host, or instances dealt across."""
+    """The two hosts, each with the instances of one role."""
     here, there = draw.choice([("prefill-*", "decode-*"), ("decode-*", "prefill-*")])
     command = f"ip netns exec {namespaces.away} unshare --time --monotonic {hours_ahead * 3600} --fork"
     agent = {"address": AWAY, "instances": [there], "start": f"{command} {sys.executable} -m pdreal host"}
@@ -142,7 +148,7 @@ def hosts_of(draw: Random, namespaces: Namespaces, hours_ahead: int) -> Hosts:
 
 
 async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
-    """One scenario to its end, and what is wrong with it."""
+    """Runs one scenario to its end. Returns a row with its numbers and its problems."""
     draw = Random(seed)
     hours_ahead = draw.randrange(1, 1000)
     scenario = clusters.scenario(**(_LONG_TRANSFERS if seed == MIDDLE else random_scenario(draw)))
@@ -213,7 +219,7 @@ async def play(seed: int, namespaces: Namespaces, logs: Path) -> dict[str, Any]:
 
 
 def outcome(seed: int) -> dict[str, Any]:
-    """In namespaces of its own."""
+    """Runs the scenario of a seed in namespaces of its own. Returns the row of `play`."""
     with Namespaces(f"pdreal-{seed}") as namespaces:
         command = [sys.executable, "-m", "tests.real.two_hosts", "--play", str(seed)]
         inside = ["ip", "netns", "exec", namespaces.home, *command]

@@ -1,4 +1,4 @@
-"""A page as a browser renders it: opened, clicked on, and measured by a script that is added to it."""
+"""Opens an HTML page in a browser. A script that is added to the page clicks on it and measures it."""
 
 import json
 import re
@@ -52,7 +52,9 @@ addEventListener("load", async () => {
 
 
 def open_page(page, folder):
-    """What the probe saw of an HTML file."""
+    """Opens an HTML file in a browser, and returns the measurements of the added script. folder: for the changed copy
+    of the page.
+    """
     copy = folder / "probed.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{_PROBE}</body>"), encoding="utf-8")
     options = [

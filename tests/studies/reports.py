@@ -1,4 +1,4 @@
-"""What `pdsim validate CASE` finds, simulated once for all tests that ask."""
+"""Reports of `pdsim validate CASE`. Each case is simulated once for all tests."""
 
 from functools import cache
 

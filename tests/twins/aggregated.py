@@ -1,4 +1,4 @@
-"""One instance that prefills and decodes by turns, with room for all: prompts go first."""
+"""A simulator of one aggregated instance with room for all requests. Prompts go before decode steps."""
 
 from tests.twins.pair import Pair, Request
 
@@ -14,6 +14,6 @@ class Aggregated(Pair):
         self.at(self.now_ns + self.settings.message_ns, self.granted.append, request)
 
     def transfer(self, request: Request, is_last: bool) -> None:
-        """The forward that completes a prompt gives its first token, and its KV stays where it is."""
+        """Gives the request its first token if the forward completed the prompt. The KV stays where it is."""
         if is_last:
             self.merge(request)

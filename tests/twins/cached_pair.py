@@ -1,4 +1,6 @@
-"""A pair whose decode instance caches prompts and outputs: prefill sends only the pages that it lacks."""
+"""A simulator of a pair whose decode instance caches prompts and outputs. Prefill sends only pages that decode
+lacks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

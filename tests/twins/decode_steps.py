@@ -1,10 +1,12 @@
-"""Decode steps, one at a time. Oracle of tests/laws/test_decode_steps.py."""
+"""Simulates decode steps one at a time. tests/laws/test_decode_steps.py compares pdsim with this module."""
 
 from tests.twins.page_pool import NaivePagePool
 
 
 class NaiveBatch:
-    """Each step gives every request one token of KV; requests whose pages are full open one before."""
+    """A batch of requests. Each step gives every request the KV of one token. Requests whose pages are full get a new
+    page before.
+    """
 
     def __init__(self, page_size: int, pool: NaivePagePool) -> None:
         self.page_size = page_size

@@ -1,4 +1,6 @@
-"""Fair links, shared out anew at every event. Oracle of tests/laws/test_fair_links.py."""
+"""Shares the bandwidth of links among flows, anew at every event. tests/laws/test_fair_links.py compares pdsim with
+this module.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +8,7 @@ from fractions import Fraction
 from math import inf
 
 Path = tuple[tuple[str, float], ...]
-"""Links, and how many bytes cross each for a byte of the flow."""
+"""Links, each with the number of bytes that cross it per byte of the flow."""
 
 
 @dataclass(eq=False)
@@ -15,14 +17,16 @@ class NaiveFlow:
     num_bytes: float = 0
     begin_ns: int = 0
     limit: float | None = None
-    """Bytes per second that it takes at most."""
+    """Maximum rate of the flow in bytes per second. None: no limit."""
     dropped_ns: float = inf
-    """Time when it is given up, unless its last byte has arrived."""
+    """Time in ns when the flow is given up, unless its last byte has arrived."""
     rate: Fraction = Fraction(0)
 
 
 def share(flows: Iterable[NaiveFlow], capacity: Mapping[str, float]) -> None:
-    """Raise all rates together. A flow stops at its limit, or when one of its links is full."""
+    """Sets the rate of each flow. All rates rise together; that of a flow stops at the flow's limit, or when one of its
+    links is full. capacity: bytes per second of each link.
+    """
     room = {link: Fraction(rate) for link, rate in capacity.items()}
     rate, growing = Fraction(0), list(flows)
     while growing:
@@ -37,7 +41,7 @@ def share(flows: Iterable[NaiveFlow], capacity: Mapping[str, float]) -> None:
 
 
 def ends_ns(flows: list[NaiveFlow], capacity: Mapping[str, float]) -> dict[NaiveFlow, float]:
-    """When the last byte of each flow arrives, of those that are not dropped before."""
+    """Time in ns when the last byte of each flow arrives. Flows that are given up before are left out."""
     now, ends = Fraction(0), {}
     left = {flow: Fraction(flow.num_bytes) for flow in flows}
     while left:

@@ -1,5 +1,5 @@
-"""A prefix cache with states that is a list of cached prefixes and a list of those with a state. Oracle of
-tests/laws/test_hybrid_cache.py.
+"""A prefix cache with states of linear-attention layers, as a list of cached prefixes and a list of prefixes with a
+state. tests/laws/test_hybrid_cache.py compares pdsim with this module.
 """
 
 Prefix = tuple[int, ...]
@@ -10,7 +10,9 @@ def begins(short: Prefix, long: Prefix) -> bool:
 
 
 class NaiveHybridCache:
-    """A cached prefix goes down to the longest other one that begins it."""
+    """The cache. Where pdsim has a tree, each cached prefix stands for the tokens behind the longest other cached
+    prefix that it begins with.
+    """
 
     def __init__(self, page_size: int, num_slots: int) -> None:
         self.page_size, self.num_free = page_size, num_slots
@@ -26,7 +28,7 @@ class NaiveHybridCache:
         return tokens[: len(tokens) - len(tokens) % self.page_size]
 
     def find(self, tokens: Prefix) -> tuple[Prefix, Prefix]:
-        """The longest prefix with a state, and the longest one with pages."""
+        """Returns the longest cached prefix of the tokens with a state, and the longest with pages."""
         paged = max((self.common(tokens, prefix) for prefix in self.last_use), key=len, default=())
         return max((state for state in self.states if begins(state, paged)), key=len, default=()), paged
 
@@ -35,7 +37,7 @@ class NaiveHybridCache:
         return self.whole(tokens[: min(len(tokens), len(other)) if same is None else same])
 
     def split(self, prefix: Prefix) -> None:
-        """Let a cached prefix end here, too."""
+        """Makes this beginning of a cached prefix a cached prefix of its own."""
         longer = [other for other in self.last_use if begins(prefix, other)]
         if prefix and longer and prefix not in self.last_use:
             nearest = min(longer, key=len)

@@ -1,4 +1,4 @@
-"""A pair whose prefill instance chooses the next forward while one runs, as SGLang does by default."""
+"""A simulator of a pair whose prefill instance chooses the next forward while one runs, as SGLang does by default."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class OverlappedPair(Pair):
         self.gpu_free_ns = 0
 
     def prefill(self) -> None:
-        """Choose forwards until two are under way, or no prompt waits."""
+        """Chooses forwards until two are under way, or no prompt waits."""
         while self.num_forwards < 2 and (chunks := self.fill()):
             self.num_forwards += 1
             duration_ns = self.settings.prefill_token_ns * sum(num_tokens for _, num_tokens in chunks)

@@ -1,8 +1,8 @@
-"""A page pool in two sets. Oracle of tests/laws/test_page_pool.py."""
+"""A page pool made of two sets. tests/laws/test_page_pool.py compares pdsim with this module."""
 
 
 class NaivePagePool:
-    """Hands out the lowest listed ids. Freed pages are listed again only when too few are."""
+    """Hands out the lowest of the listed page ids. Freed pages are listed again only when too few pages are listed."""
 
     def __init__(self, num_pages: int) -> None:
         self.listed = set(range(1, num_pages + 1))

@@ -1,17 +1,17 @@
 """A simulator of prefill/decode disaggregation in one file: one prefill and one decode instance, with room for all.
 
-Its methods follow a request through its life:
+The methods of Pair follow a request through its life:
 
-arrive     a client sends it, and the router tells decode
-grant      decode reserves pages for its KV and tells prefill
-prefill    a forward takes a chunk of its prompt, or all of it, beside chunks of others
-compute    the chunk is computed
+arrive     a client sends the request, and the router tells decode
+grant      decode reserves pages for the request's KV and tells prefill
+prefill    a forward begins with the prompt or a chunk of it, beside chunks of other prompts
+compute    the forward has ended, and the chunk is computed
 transfer   the pages of each chunk cross the link
-merge      decode has all pages and takes it into its batch: first token
-step       every request of the batch gets a token, until it has its last
+merge      all pages have arrived: decode takes the request into its batch, and gives it the first token
+step       a decode step gives every request of the batch a token; a request ends with its last
 
-pdsim adds what is left out here: limits of memory, caches, policies, more instances, real costs, faults. Where none of
-these counts, pdsim gives every request these times to the nanosecond: tests/laws/test_pair.py.
+pdsim also has limits of memory, caches, policies, more instances, real costs and faults. Where none of these matters,
+pdsim gives every request the same times to the nanosecond, as tests/laws/test_pair.py checks.
 """
 
 from collections import deque
@@ -76,7 +76,7 @@ class Pair:
                 self.choose()
 
     def choose(self) -> None:
-        """All events of this instant have happened: instances that idle choose what to do next."""
+        """Lets idle instances choose what to do next. Called when all events of this instant have happened."""
         if not self.prefill_is_busy:
             self.prefill()
         if not self.decode_is_busy:
@@ -90,7 +90,9 @@ class Pair:
         self.at(self.now_ns + self.settings.message_ns, self.granted.append, request)
 
     def prefill(self) -> None:
-        """Fill a forward with the prompts that wait, first come, first served. The last one may be cut at a page."""
+        """Fills a forward with the prompts that wait, first come, first served. The last prompt may be cut at the end
+        of a page.
+        """
         room, chunks = self.settings.chunk_tokens, []
         for request in self.granted:
             if num_tokens := min(request.prompt_tokens - request.computed_tokens, room):
@@ -104,7 +106,7 @@ class Pair:
             self.at(self.now_ns + duration_ns, self.compute, chunks)
 
     def budgeted_tokens(self, num_tokens: int) -> int:
-        """SGLang counts a forward's tokens in whole pages."""
+        """Number of tokens by which a chunk reduces the forward's budget. SGLang counts whole pages."""
         return self.settings.num_pages(num_tokens) * self.settings.page_tokens
 
     def begin(self, request: Request) -> None:
@@ -120,7 +122,7 @@ class Pair:
             self.transfer(request, is_last)
 
     def transfer(self, request: Request, is_last: bool) -> None:
-        """Send the pages that are computed and not sent yet. One transfer crosses the link at a time."""
+        """Sends the pages that are computed and not sent yet. One transfer crosses the link at a time."""
         num_pages = self.settings.num_pages(request.computed_tokens) - request.sent_pages
         num_bytes = num_pages * self.settings.page_tokens * KV_TOKEN_BYTES
         start_ns = max(self.now_ns, self.link_free_ns)
@@ -132,7 +134,7 @@ class Pair:
             self.at(self.link_free_ns + self.settings.message_ns, self.arrived.append, request)
 
     def decode(self) -> None:
-        """Between two steps: grant pages, merge what has arrived, begin the next step."""
+        """Grants pages, merges requests whose KV has arrived, and begins the next step. Called between two steps."""
         while self.queued:
             self.grant(self.queued.popleft())
         while self.arrived:

@@ -1,4 +1,6 @@
-"""A pair as vLLM serves it: prefill computes at once, and all KV of a prompt moves in one transfer when decode asks."""
+"""A simulator of a pair of vLLM: prefill computes prompts at once, and all KV of a prompt moves in one transfer when
+decode asks for it.
+"""
 
 from tests.twins.pair import Pair, Request
 
@@ -11,7 +13,7 @@ class PulledPair(Pair):
         return num_tokens
 
     def transfer(self, request: Request, is_last: bool) -> None:
-        """Nothing crosses before decode has pages for the whole prompt."""
+        """Tells decode that the prompt is computed. No KV moves before decode has pages for the whole prompt."""
         if is_last:
             self.at(self.now_ns + self.settings.message_ns, self.queued.append, request)
 
@@ -20,5 +22,7 @@ class PulledPair(Pair):
         self.at(self.now_ns + self.settings.message_ns, self.move, request)
 
     def move(self, request: Request) -> None:
-        """A thread of prefill writes the KV (MooncakeConnector); prefill's loop plays no part."""
+        """Moves the KV of a request. A thread of prefill writes it (MooncakeConnector), so prefill's loop does not
+        delay it.
+        """
         super().transfer(request, is_last=True)

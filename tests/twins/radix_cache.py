@@ -1,4 +1,6 @@
-"""A prefix cache that is a list of cached sequences, found by scanning it. Oracle of tests/laws/test_radix_cache.py."""
+"""A prefix cache that scans a list of cached sequences. tests/laws/test_radix_cache.py compares pdsim with this
+module.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +9,7 @@ from pdsim.policy.protocols import EvictionPolicy
 
 @dataclass
 class Prefix:
-    """A cached sequence from its first token on, in whole pages, with all pages that hold it."""
+    """A cached sequence from its first token on, in whole pages, with the ids of these pages."""
 
     tokens: list[int]
     pages: list[int]
@@ -25,14 +27,16 @@ def begins(short: list[int], long: list[int]) -> bool:
 
 
 class NaivePrefixCache:
-    """Evicts a sequence down to the longest other one that begins it: where nodes of a tree would end."""
+    """The cache. To evict a sequence frees its pages behind the longest other cached sequence with which it begins. In
+    a tree, the node would begin there.
+    """
 
     def __init__(
         self, page_size: int, eviction: EvictionPolicy, *, uses_whole_nodes: bool = True, evicts_pages: bool = False
     ) -> None:
-        """uses_whole_nodes: a match that ends within a sequence counts as an access of all of it.
+        """uses_whole_nodes: True: a match that ends within a cached sequence counts as an access of the whole sequence.
 
-        evicts_pages: a sequence loses its last page alone.
+        evicts_pages: True: eviction frees only the last page of a sequence.
         """
         self.uses_whole_nodes = uses_whole_nodes
         self.evicts_pages = evicts_pages
@@ -42,7 +46,7 @@ class NaivePrefixCache:
         self.num_accesses = 0
 
     def find(self, tokens: list[int]) -> list[int]:
-        """The pages of the longest cached prefix."""
+        """Returns the pages of the longest cached prefix of the tokens."""
         for length in reversed(range(0, len(tokens) + 1, self.page_size)):
             for prefix in self.prefixes:
                 if prefix.tokens[:length] == tokens[:length]:
@@ -50,7 +54,7 @@ class NaivePrefixCache:
         return []
 
     def match(self, tokens: list[int]) -> list[int]:
-        """The same; from now on the prefix is a sequence of its own."""
+        """Returns the pages of the longest cached prefix, which is a cached sequence of its own from now on."""
         pages = self.find(tokens)
         nearest = self.split(tokens[: len(pages) * self.page_size])
         if nearest is not None and self.uses_whole_nodes:
@@ -58,7 +62,9 @@ class NaivePrefixCache:
         return pages
 
     def split(self, tokens: list[int]) -> Prefix | None:
-        """Have cached tokens as a sequence of their own. Returns the one that had them, if they were none."""
+        """Makes cached tokens a cached sequence of their own. Returns the shortest sequence that begins with them.
+        None: the tokens were a sequence of their own before.
+        """
         longer = [prefix for prefix in self.prefixes if begins(tokens, prefix.tokens)]
         if not tokens or any(prefix.tokens == tokens for prefix in longer):
             return None
@@ -67,7 +73,9 @@ class NaivePrefixCache:
         return nearest
 
     def insert(self, tokens: list[int], pages: list[int]) -> list[int]:
-        """Cache whole pages. Returns those that hold the tokens now: the ones cached before, then the caller's."""
+        """Caches tokens in whole pages. Returns the pages that hold the tokens now: first pages that were cached
+        before, then the caller's.
+        """
         known = self.match(tokens)
         pages = known + pages[len(known) :]
         if len(pages) > len(known):
@@ -75,7 +83,9 @@ class NaivePrefixCache:
         return pages
 
     def touch(self, tokens: list[int], hits_behind: int | None = None) -> None:
-        """An access; what ends behind so many tokens counts a hit, too."""
+        """Notes an access of all cached sequences with which the tokens begin. hits_behind: sequences of more tokens
+        than this also count a hit; None: none do.
+        """
         self.num_accesses += 2
         for prefix in self.prefixes:
             if begins(prefix.tokens, tokens):
@@ -83,7 +93,9 @@ class NaivePrefixCache:
                 prefix.num_hits += hits_behind is not None and len(prefix.tokens) > hits_behind
 
     def evict(self, locked: list[list[int]]) -> list[int]:
-        """Forget what the policy names of the sequences that begin no other and no locked one. Returns its pages."""
+        """Evicts the first sequence in the policy's order, among those with which no other sequence and no locked
+        sequence begins. Returns the freed pages.
+        """
         others = [*locked, *(prefix.tokens for prefix in self.prefixes)]
         leaves = [prefix for prefix in self.prefixes if sum(begins(prefix.tokens, other) for other in others) == 1]
         leaf = min(leaves, key=self.eviction.key)

@@ -1,4 +1,6 @@
-"""A serial engine: workers post by turns, one transfer moves at a time. Oracle of tests/laws/test_serial_lines.py."""
+"""Simulates a serial transfer engine: workers take turns to post descriptors, and one transfer moves at a time.
+tests/laws/test_serial_lines.py compares pdsim with this module.
+"""
 
 from collections import deque
 from dataclasses import dataclass
@@ -24,7 +26,9 @@ class Death:
 def ends(
     transfers: list[NaiveTransfer], deaths: list[Death], *, turn_ns: int, timeout_ns: int
 ) -> dict[NaiveTransfer, tuple[int, bool]]:
-    """When each transfer ends, and whether all has arrived. Those that die with their source are left out."""
+    """For each transfer: the time in ns when it ends, and True if all bytes have arrived. Transfers that end because
+    their source died are left out. turn_ns: time for which a worker posts before the next worker's turn.
+    """
     lives: dict[tuple[str, float], list[NaiveTransfer]] = {}
     for transfer in sorted(transfers, key=lambda transfer: transfer.start_ns):
         until = [d.died_ns for d in deaths if d.instance == transfer.source and d.died_ns > transfer.start_ns]
@@ -42,7 +46,9 @@ def ends_of_life(own: list[NaiveTransfer], deaths: list[Death], turn_ns: int, ti
     now_ns = 0
 
     def pass_until(time_ns: int) -> None:
-        """Others come to the end of the line, or are given up where they stand."""
+        """Moves the clock on to time_ns. Transfers that start by then join the end of the line, and transfers whose
+        time is up leave it.
+        """
         nonlocal now_ns
         now_ns = time_ns
         while coming and coming[0].start_ns <= now_ns:

@@ -1,9 +1,9 @@
-"""A pair of unequal tensor-parallel sizes, 2 and 1, whose KV passes through a staging ring on decode.
+"""A simulator of a pair with tensor-parallel sizes 2 and 1, whose KV passes through a staging ring on decode.
 
 A prompt is sent in cells, each as long as a whole chunk:
 
-lend       as the prompt begins, decode lends a place in its ring for every cell, even one that is still in use
-transfer   a cell that is computed crosses when its place is free; the first token follows the last cell
+lend       when the prompt begins, decode lends a place in its ring for every cell; the place may still be in use
+transfer   a computed cell crosses the link when its place is free; the first token follows the last cell
 scatter    decode copies a cell from the ring into pages, one cell at a time
 free       decode's loop gives places back between two steps, and tells prefill up to where the ring is free
 """
@@ -21,7 +21,7 @@ Cell = tuple[Request, int]
 
 
 class Ring:
-    """Counts bytes on and on, lap after lap: byte n lies at n % num_bytes."""
+    """The staging ring. Its bytes are numbered without end, lap after lap; byte n lies at the place n % num_bytes."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -29,7 +29,9 @@ class Ring:
         self.lent: dict[Cell, int] = {}  # first bytes of places in use, in the order in which they were lent
 
     def lend(self, cell: Cell, num_bytes: int) -> int:
-        """Returns up to where the ring must be free before the cell may be written."""
+        """Lends a place to a cell. Returns the number of the byte up to which the ring must be free before the cell may
+        be written.
+        """
         if self.head % self.num_bytes + num_bytes > self.num_bytes:
             self.begin_lap()
         self.lent[cell] = self.head
@@ -37,7 +39,7 @@ class Ring:
         return self.head - self.num_bytes
 
     def free(self, cell: Cell) -> int:
-        """Returns up to where the ring is free."""
+        """Frees the place of a cell. Returns the number of the byte up to which the ring is free."""
         del self.lent[cell]
         if not self.lent:
             self.begin_lap()
@@ -69,7 +71,9 @@ class StagedPair(Pair):
         return -(-request.prompt_tokens // self.settings.chunk_tokens)
 
     def num_bytes(self, cell: Cell) -> int:
-        """Of all writers. Behind the last cell only the first token is left."""
+        """Size of a cell in bytes, over all writers. 0 for the unit after the last cell, which has only the first
+        token.
+        """
         request, index = cell
         num_tokens = min(self.settings.chunk_tokens, request.prompt_tokens - index * self.settings.chunk_tokens)
         return self.settings.num_pages(max(0, num_tokens)) * self.settings.page_tokens * KV_TOKEN_BYTES
@@ -88,14 +92,14 @@ class StagedPair(Pair):
         self.send_next()
 
     def transfer(self, request: StagedRequest, is_last: bool) -> None:
-        """Queue the cells that are whole by now; with the prompt's end all that is left, and the first token."""
+        """Queues the cells that are complete. At the end of the prompt: also the rest, and the first token."""
         stop = self.num_cells(request) + 1 if is_last else request.computed_tokens // self.settings.chunk_tokens
         self.units += [(request, index) for index in range(request.sent_cells, stop)]
         request.sent_cells = stop
         self.send_next()
 
     def send_next(self) -> None:
-        """Send the first unit that may go. None passes an earlier one of its own request."""
+        """Sends the first unit whose place is free. A unit never passes an earlier unit of its request."""
         held_up = set()
         for unit in [] if self.is_sending else self.units:
             if unit[0] not in held_up and self.may_go(unit):

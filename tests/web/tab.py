@@ -1,4 +1,4 @@
-"""A browser's tab, driven over the DevTools protocol."""
+"""A tab of a browser, controlled over the DevTools protocol."""
 
 import asyncio
 import re
@@ -31,7 +31,9 @@ class Tab:
         return answer["result"].get("value")
 
     async def until(self, script, unlike=None):
-        """Its value, as soon as there is one."""
+        """Runs a script again and again until its value is true and not `unlike`. Returns the value. Raises
+        AssertionError after 20 s.
+        """
         for _ in range(200):
             value = await self.run(script)
             if value and value != unlike:
