@@ -16,7 +16,7 @@ MANUAL = {
     "max-idle-secs": "max_idle",
     "eviction-interval-secs": "eviction_interval",
 }
-"""Settings of the policy manual, by the gateway's option for each."""
+"""For each of the gateway's options: the setting of the policy `manual` that it sets."""
 _SECOND_NS = 10**9
 
 

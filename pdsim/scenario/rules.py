@@ -312,7 +312,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 
 
 def _of_shared_prompts(scenario: "Scenario") -> str:
-    """Says which setting an aggregated server with context parallelism does not have. Empty: none."""
+    """Names a setting that aggregated servers with context parallelism lack. Empty: there is none."""
     servers = scenario.aggregated
     if servers is None or servers.cp == 1:
         return ""

@@ -14,7 +14,9 @@ this value, too."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _LEAST_GAIN = 0.05
-"""Smallest share of a fit's error that a slowdown must remove. Logs of equally busy forwards do not show a slowdown."""
+"""Smallest share of the fit's error that a slowdown must remove; otherwise no slowdown is assumed. Logs in which the
+GPU is always equally busy do not show a slowdown.
+"""
 _SOFT = 0.02
 """Relative error above which a residual counts by its size instead of by its square."""
 _ITERATIONS = 8
@@ -29,8 +31,8 @@ class GpuSlowdown:
     """Time constant in ns of the moving average of the GPU's utilisation."""
 
     def stretching(self, rows: Rows) -> Rows:
-        """The prefill rows with a column of factors: by how much longer each forward took than on a rested GPU. Without
-        a log, each forward began on a rested GPU.
+        """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a rested GPU.
+        If the rows are no log, each forward began on a rested GPU.
         """
         if _is_log(rows):
             return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))
@@ -90,7 +92,7 @@ def _is_log(rows: Rows) -> bool:
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:
-    """The slowdown with which a table fits a server's forwards best. All forwards are of one GPU."""
+    """The slowdown with which a table fits the forwards in a server's log best. All forwards ran on one GPU."""
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
 
     utilisation = utilisations(rows, _MEMORY_NS)

@@ -76,7 +76,9 @@ def _take(found: dict[str, Any], variables: Mapping[str, str], name: str, path: 
 
 
 def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any:
-    """The number in a variable. None: the variable is not set, or to another variable. Raises ConfigError."""
+    """The number in a variable. read: makes the number from text. None: the variable is not set, or its value names
+    another variable. Raises ConfigError.
+    """
     value = variables.get(name, "")
     if not value or "$" in value:
         return None

@@ -49,7 +49,9 @@ class Sampling(NamedTuple):
     seed: int = 0
     num_logprobs: int | None = None
     reference: tuple[int, ...] = ()
-    """Output of the request without drafts. Drafts that must be accepted repeat this output."""
+    """Output token ids that the request has without drafts. Drafts that must be accepted repeat these tokens. Empty:
+    accepted drafts are the draft model's own proposals.
+    """
 
     @property
     def has_fixed_length(self) -> bool:

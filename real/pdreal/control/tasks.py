@@ -18,7 +18,7 @@ class PrefillInput(NamedTuple):
     draw: Draw | None = None
     """Rule for choosing the next token. None: the likeliest token is chosen, or no token is needed."""
     next_token: int | None = None
-    """Token after the chunk, for the draft model. None: the chosen token."""
+    """Token after the chunk, which the draft model needs. None: the token that the forward chooses."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -52,13 +52,17 @@ class DraftRows(NamedTuple):
     """Drafts of a decode step that verifies several tokens of each row. All lists have one entry for each row."""
 
     slots: tuple[int, ...]
-    """Place of each sequence's draft state, from 1. A sequence keeps its place while it runs."""
+    """Number of the place, from 1, where a rank keeps the draft state of each sequence. A sequence keeps its place
+    while it runs.
+    """
     num_accepted: tuple[int, ...]
     """Number of tokens that the step gives to each sequence: accepted drafts, and the target's next token."""
     taught: tuple[tuple[int, ...], ...]
-    """Tokens that take the place of the first proposals."""
+    """For each sequence: tokens to verify in place of the draft head's first proposals."""
     seeds: tuple[tuple[int, Seed | None], ...]
-    """(slot, seed) of sequences that joined. None: the sequence was retracted, and its drafts begin with zeros."""
+    """Pairs (place, seed) of sequences that joined with this step. Seed None: the sequence was retracted, and its draft
+    state begins with zeros.
+    """
 
 
 class DecodeBatch(NamedTuple):

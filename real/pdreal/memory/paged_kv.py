@@ -68,8 +68,8 @@ class PagedKv:
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
 
     def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
-        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the values as a later
-        read would return them, in the type of the cache.
+        """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the written keys and
+        values, or latents, as a later read would return them, in the type of the cache.
 
         e4m3 is used without scales, as engines do if a checkpoint has no scales.
         """

@@ -19,7 +19,7 @@ from pdreal.model.weights import RandomWeights, WeightSource, load_draft_weights
 from pdreal.settings.model import ModelConfig
 
 _SEED = 1
-"""Seed of the weights, another than that of a target with seed:0."""
+"""Seed of the head's random weights. It differs from 0, the usual seed of a target."""
 
 
 class DraftHead:
@@ -31,14 +31,14 @@ class DraftHead:
         self.layer = Transformer(draft_config(config), own, target.tp, first_layer=config.num_layers)
 
     def hidden(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Returns the head's hidden states, [tokens, hidden]. hidden: state of each position, the target's or the
-        head's own. tokens: the token after each position. positions: [tokens].
+        """Returns the head's hidden states, [tokens, hidden]. hidden: hidden state at each position, [tokens, hidden],
+        from the target or from the head itself. tokens: token after each position, [tokens]. positions: [tokens].
         """
         pairs = torch.cat((embedding(tokens, self.target.weights.embedding), hidden), dim=-1)
         return self.layer.hidden_behind(operations.linear(pairs, self._projection), positions, attend)
 
     def propose(self, hidden: Tensor) -> Tensor:
-        """Returns the likeliest token two positions after that of each hidden state, [rows]."""
+        """Returns the likeliest token two positions after the position of each hidden state, [rows]."""
         return self.target.best_tokens(self.target.logits_of(hidden))
 
 

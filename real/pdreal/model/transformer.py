@@ -54,7 +54,7 @@ class Attend(Protocol):
 
 class Transformer:
     def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel, *, first_layer: int = 0) -> None:
-        """first_layer: number of the first layer in the cache."""
+        """first_layer: number of this model's first layer among the layers of the cache."""
         self.config = config
         self.tp = tp
         self.num_query_heads = config.num_query_heads // tp.size
@@ -97,8 +97,8 @@ class Transformer:
         return self.hidden_behind(embedding(tokens, self.weights.embedding), positions, attend, rows)
 
     def hidden_behind(self, residual: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Returns the hidden states behind all layers. residual: input of the first layer, [tokens, hidden], which is
-        overwritten.
+        """Returns the hidden states after the last layer. residual: input of the first layer, [tokens, hidden], which
+        is overwritten.
         """
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self.weights.layers, self._first_layer):

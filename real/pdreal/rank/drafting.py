@@ -23,7 +23,7 @@ from pdreal.model.draft import DraftHead
 from pdreal.model.transformer import Attend
 
 UNTAUGHT = -1
-"""In place of a taught token: the head's own proposal is verified."""
+"""Stands in `taught` where the head's own proposal is verified."""
 
 
 class VerifyRows(NamedTuple):
@@ -34,11 +34,11 @@ class VerifyRows(NamedTuple):
     positions: Tensor
     """Number of KV tokens before that token, [rows]."""
     slots: Tensor
-    """Place of the draft state, [rows]. Padding: 0."""
+    """Number of the place of each sequence's draft state, [rows]. Padding: 0."""
     num_accepted: Tensor
-    """[rows]."""
+    """Number of tokens that the step gives to each sequence, [rows]. Padding: 0."""
     taught: Tensor
-    """Tokens that take the place of proposals, or UNTAUGHT: [rows, V - 1]."""
+    """Tokens to verify in place of the head's proposals, [rows, V - 1]. UNTAUGHT: the proposal."""
 
 
 def rows_of(
@@ -50,8 +50,8 @@ def rows_of(
 
 
 class Drafter:
-    """A head and its target, with a draft state for each running sequence: the head's proposal for the token behind the
-    last one, and its hidden state.
+    """Drafts and verifies the tokens of one rank's sequences, with a draft head and its target. Keeps a draft state for
+    each running sequence: the head's proposal for the token after the last one, and the head's hidden state.
     """
 
     def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:
@@ -64,7 +64,7 @@ class Drafter:
         )
 
     def plant(self, seeds: Sequence[tuple[int, Seed | None]]) -> None:
-        """Sets the draft states of sequences that join."""
+        """Sets the draft states of sequences that join. seeds: pairs (place, seed); seed None: the state is zeros."""
         for slot, seed in seeds:
             self._proposals[slot] = 0 if seed is None else seed.token
             self._hidden[slot] = 0 if seed is None else self._state_of(seed)
@@ -72,7 +72,8 @@ class Drafter:
     def prefill(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, last: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Computes the KV of prompts. Returns the first proposals [rows], and the hidden states behind them.
+        """Computes the KV of prompts. Returns the first proposals, [rows], and the hidden states from which they are
+        made, [rows, hidden].
 
         tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: rows that propose.
         """
@@ -80,10 +81,11 @@ class Drafter:
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
-        """Computes a step. Returns the drafts and then the target's choices of each row, [rows, 2 * V - 1].
+        """Computes a decode step that verifies V tokens of each row. Returns each row's V - 1 drafts, followed by the
+        target's V choices, [rows, 2 * V - 1].
 
-        attend_one: makes the attention of one token of each row at these positions. attend_all: attention of V tokens
-        of each row.
+        attend_one: makes the attention of one token of each row, from the tokens' positions. attend_all: attention of V
+        tokens of each row.
         """
         inputs = torch.cat((rows.tokens[:, None], self._propose(rows, attend_one)), dim=1)
         counted = torch.arange(self.num_verified, device=inputs.device)
@@ -111,7 +113,9 @@ class Drafter:
     def _extend(
         self, rows: VerifyRows, inputs: Tensor, chosen: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
     ) -> None:
-        """Computes the head over all verified positions, and keeps the states of the last accepted ones."""
+        """Computes the head over all verified positions, and keeps the draft state of each row's last accepted
+        token.
+        """
         counted = torch.arange(self.num_verified, device=inputs.device)
         is_accepted = counted < rows.num_accepted[:, None] - 1
         followers = torch.where(is_accepted, inputs.roll(-1, dims=1), chosen)
@@ -127,7 +131,9 @@ class Drafter:
 
 
 def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
-    """Returns the seeds that a prefill forward leaves. Both tensors lie on the host."""
+    """Returns a seed for each prompt of a prefill forward. proposals: [rows]. hidden: [rows, hidden]. Both tensors lie
+    on the host.
+    """
     states = hidden.contiguous().view(torch.uint8).numpy()
     return [
         Seed(token, base64.b64encode(state.tobytes()).decode())
@@ -145,7 +151,9 @@ def followers_of(batch: PrefillBatch, chosen: Sequence[int]) -> list[int]:
 def verified_chunks(
     num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]], num_verified: int
 ) -> PrefillBatch:
-    """Returns the tokens that a step verifies as chunks behind their contexts. Their token ids do not matter."""
+    """Returns a batch with num_verified tokens of each row as chunks after their contexts. The token ids do not
+    matter.
+    """
     tokens = [0] * num_verified
     pairs = zip(num_kv_tokens, page_tables, strict=True)
     return PrefillBatch(tuple(PrefillInput(row, tokens, n, table) for row, (n, table) in enumerate(pairs)))

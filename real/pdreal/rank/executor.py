@@ -79,7 +79,7 @@ class _Sequence:
 
     @property
     def lacking(self) -> Lacking:
-        """What a step that verifies drafts needs to know."""
+        """Data of the sequence that a step needs to verify drafts."""
         num_output_tokens = len(self.tokens) - self.num_prompt_tokens
         num_lacking = self.most_tokens - len(self.tokens)
         return Lacking(self.request_id, num_output_tokens, num_lacking, self.sampling.reference)
@@ -240,9 +240,9 @@ class Executor:
     ) -> Outcome:
         """Returns the result of a step, for the instance, and the step's new tokens.
 
-        tokens: for each row of the step's batch, from the ranks; drafts and choices of a row if the step verifies
-        drafts. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each chunk, or
-        empty if there are no drafts.
+        tokens: tokens of each row of the step's batch, from the ranks. If the step verifies drafts: each row's drafts,
+        then its choices. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each
+        chunk, or empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
@@ -261,7 +261,7 @@ class Executor:
         return outcome
 
     def _take_verified(self, speculation: Speculation, tokens: Sequence[int]) -> Outcome:
-        """Takes the tokens of a step that verified drafts. Tokens behind a sequence's end are dropped."""
+        """Takes the tokens of a step that verified drafts. Tokens after a sequence's end are dropped."""
         rows = zip(self._batch.sequences, speculation.new_tokens(tokens), strict=True)
         made = {sequence.request_id: new for sequence, new in rows}
         new_tokens: list[NewToken] = []

@@ -105,7 +105,7 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
 
 
 def _drafter(spec: RankSpec, model: Transformer) -> Drafter | None:
-    """Makes the draft head that the scenario's decode steps use. None: they use none."""
+    """Makes the draft head of the scenario's decode steps. None: they use no drafts."""
     if (acceptance := spec.scenario.acceptance) is None:
         return None
     max_running = 0 if spec.role == "prefill" else spec.settings.resolved_max_running

@@ -111,11 +111,10 @@ class ModelRunner:
         allocate: makes the cache's memory, of the given number of bytes; None: torch allocates the memory.
         layer_groups: number of groups of layers whose KV a prefill forward reports before it ends; 0: none.
         max_running_requests: maximum number of requests of a decode batch; 0: the instance does not decode.
-        num_host_pages: number of pages of host memory behind the cache; 0: there is none.
-        prefills: True: the instance computes prompts.
-        kv_dtype: data type of the KV; None: the model's.
-        records_experts: True: each forward sets expert_counts.
-        drafter: drafts of decode steps; the cache has room for the head's layer. None: decode steps verify no drafts.
+        num_host_pages: number of pages of host memory behind the cache; 0: there is none. prefills: True: the instance
+        computes prompts. kv_dtype: data type of the KV; None: the model's. records_experts: True: each forward sets
+        expert_counts. drafter: makes and verifies drafts in decode steps; the cache then also has the layer of the
+        draft head. None: no drafts.
         """
         self.model = model
         self.kv = PagedKv(
@@ -250,7 +249,7 @@ class ModelRunner:
         return chosen
 
     def _verify(self, batch: DecodeBatch, drafts: DraftRows) -> list[int]:
-        """Returns drafts and choices of each row, one row after another."""
+        """Returns each row's drafts, then its choices, one row after another."""
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
         self._drafter.plant(drafts.seeds)

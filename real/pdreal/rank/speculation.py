@@ -16,23 +16,25 @@ from pdsim.workload.request_spec import Streams
 @dataclass(slots=True)
 class _State:
     slot: int = 0
-    """Place of the draft state on the ranks. 0: the sequence does not run."""
+    """Number of the place where ranks keep the sequence's draft state. 0: the sequence does not run."""
     seed: Seed | None = None
     """Seed of the drafts until the sequence joins the batch."""
     accepted: Iterator[int] | None = None
-    """Number of tokens that each further step gives to the sequence. None: no step has begun."""
+    """Yields, for each further step, the number of tokens that the step gives to the sequence. None: no step has
+    begun.
+    """
 
 
 @dataclass(frozen=True)
 class Lacking:
-    """A sequence before a step."""
+    """The state of a sequence before a step that verifies drafts."""
 
     request_id: int
     num_output_tokens: int
     num_lacking: int
-    """Number of further tokens until the sequence ends at the latest."""
+    """Maximum number of further tokens until the sequence ends."""
     reference: Sequence[int]
-    """Output of the request without drafts, or nothing."""
+    """Output token ids that the request has without drafts. Empty: not known."""
 
 
 class Speculation:
@@ -60,7 +62,7 @@ class Speculation:
         return cls(acceptance.draft_tokens, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def keep_seed(self, request_id: int, seed: Seed | None) -> None:
-        """Keeps what a prefill forward leaves for the drafts of a sequence."""
+        """Keeps the seed that a prefill forward made for the drafts of a sequence."""
         self._states.setdefault(request_id, _State()).seed = seed
 
     def seed(self, request_id: int) -> Seed | None:
@@ -78,7 +80,9 @@ class Speculation:
         self._states.pop(request_id, None)
 
     def begin(self, rows: Sequence[Lacking]) -> DraftRows:
-        """Decides what a step accepts. Sequences that run for the first time, or again, get a place."""
+        """Decides how many drafts of each row a step accepts. Gives sequences that join the batch a place for their
+        draft state.
+        """
         slots, taught, seeds = [], [], []
         self._num_tokens = []
         for row in rows:
@@ -96,8 +100,8 @@ class Speculation:
         return DraftRows(tuple(slots), tuple(self._num_tokens), tuple(taught), tuple(seeds))
 
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
-        """Returns the step's new tokens of each row: accepted drafts, and the token that the target chose behind them.
-        computed: drafts and then choices of each row, one row after another, from the ranks.
+        """Returns the step's new tokens of each row: the accepted drafts, and the token that the target chose after
+        them. computed: each row's drafts, then its choices, one row after another, from the ranks.
         """
         num_drafts = self.num_verified - 1
         width, made = num_drafts + self.num_verified, []

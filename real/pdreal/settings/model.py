@@ -54,7 +54,9 @@ _SHAPE = (
 
 
 MOST_VERIFIED_TOKENS = 64
-"""Largest number of tokens that a decode step verifies for one request. Drafts may lie behind the model's context."""
+"""Largest number of tokens that a decode step verifies for one request. RoPE has this many positions more than the
+model's context, because drafts may lie behind its end.
+"""
 
 
 class ModelError(ValueError):

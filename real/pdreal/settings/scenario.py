@@ -75,7 +75,9 @@ class Room(NamedTuple):
 
 
 def _ahead(scenario: Scenario) -> int:
-    """Number of tokens for which a request needs pages besides those of its prompt and output: drafts of two steps."""
+    """Number of tokens for which a request needs pages in addition to those of its prompt and output: the drafts of two
+    steps.
+    """
     return scenario.servers[1].num_ahead_tokens(scenario.page_size) - 1
 
 
