@@ -14,7 +14,9 @@ from triton.runtime import interpreter
 
 
 def repair_interpreter() -> None:
-    """Replaces both functions of the interpreter. Compiled kernels are not affected."""
+    """Repairs the interpreter's loop bounds and its dot product of bf16, if the interpreter is on. Compiled kernels are
+    not affected.
+    """
     if knobs.runtime.interpret:
         _repair_loop_bounds()
         _repair_bf16_dot()

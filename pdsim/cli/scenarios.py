@@ -93,7 +93,9 @@ def _asked(options: StarterOptions) -> StarterOptions:
 
 
 def _answer(question: str, parse: Callable[[str], Any]) -> Any:
-    """Asks the user until the answer is valid. None: the user pressed Enter."""
+    """Asks the user until the answer is valid, and returns it. parse: makes the value from text; raises ValueError for
+    an invalid answer. None: the user pressed Enter.
+    """
     while answer := input(question).strip():
         try:
             return parse(answer)

@@ -160,7 +160,9 @@ def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: s
 
 
 def replay_flags(scenario: Scenario, model: str, url: str, trace: str) -> Flags:
-    """Options with which AIPerf sends a Mooncake trace."""
+    """Options with which AIPerf sends a Mooncake trace. model: name of the model for the server. url: address of the
+    server. trace: the trace's file.
+    """
     client = scenario.client
     if isinstance(client, ClosedLoop):
         ramp = [] if client.ramp_ns is None else [("concurrency-ramp-duration", client.ramp_ns / 1e9)]

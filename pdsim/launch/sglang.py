@@ -165,8 +165,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. Raises ConfigError, which lists
-    the fields that SGLang cannot express.
+    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. source, model: as ENGINES says.
+    Raises ConfigError, which lists the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES | ENCODE_RULES), *left_to_the_operator(scenario)])
     at = places(scenario)

@@ -77,7 +77,9 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
-    """Checks plain data against the class `kind`. Raises ConfigError with a line for each mistake."""
+    """Checks plain data against the class `kind`, and returns an object of it. Raises ConfigError with a line for each
+    mistake. where, text, base: as for parse_scenario.
+    """
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
             place = f"{where}: {'.'.join(map(str, path))}"

@@ -80,8 +80,8 @@ def to_yaml(data: Any) -> str:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Line of the field at this path. If the file lacks the field: line of the innermost section around it. None: no
-    such section.
+    """Number of the line, from 1, of the field at this path. If the field is missing: of the innermost section around
+    it. None: no such section. text: the file's text.
     """
     node = YAML(typ="safe", pure=True).compose(text)
     line = None

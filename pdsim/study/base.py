@@ -213,7 +213,8 @@ class Base:
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """Changes that select each router to try. A key is the end of a candidate's label that names the router; the
-        key is empty if only one router is tried.
+        key is empty if only one router is tried. most_instances: largest number of instances of a role; with 1, all
+        routers act alike.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}

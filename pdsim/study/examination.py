@@ -50,8 +50,7 @@ class LoneRequest:
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
     """The request that stands at the percentile of the term that is missed most. None: the requests meet the SLO.
-
-    requests: records of a run in which no request waits for another.
+    cluster: names the cluster in messages. requests: records of a run in which no request waits for another.
     """
     judged = slo.judge_requests(requests)
     if judged.meets:

@@ -135,7 +135,9 @@ class Space:
         return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
-        """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs."""
+        """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs.
+        staging: True: KV goes through staging memory.
+        """
         for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
             if num_gpus > self.max_gpus:

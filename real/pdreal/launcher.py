@@ -189,7 +189,8 @@ class Launcher:
         """Restarts an instance without failing a request: sends it nothing new, waits until it is empty, and starts it
         again.
 
-        Returns when it takes requests again. Raises RestartError, after which the instance continues as before.
+        Returns when the instance takes requests again. patience_s: maximum time in s until it is empty. Raises
+        RestartError, after which the instance continues as before.
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:

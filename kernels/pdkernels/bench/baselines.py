@@ -1,6 +1,6 @@
-"""Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines.
-
-Each function returns calls that do the same work as our kernel on the same bytes: one call for each entry of a Memory.
+"""Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines. `side` is
+gather or scatter. Each function returns calls that do the same work as our kernel on the same bytes: one call for each
+entry of a Memory.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Sweeps tilings: python -m pdkernels.bench.tune --out FOLDER
+"""Measures kernels with many tilings: python -m pdkernels.bench.tune --out FOLDER
 
 The best tilings are copied by hand into pdkernels/copies/tiling.py and pdkernels/attention/decode.py.
 """

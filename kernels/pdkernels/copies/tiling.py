@@ -30,8 +30,8 @@ FEW_PROGRAMS = Tiling(units=1024, warps=8)
 
 
 def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:
-    """Returns the grid [tiles, requests, planes]: one program for each piece of work, but no more programs per request
-    than allowed.
+    """Returns the grid [tiles, requests, planes]: one program for each tile of each plane, but at most `programs`
+    programs per request. None: no limit.
     """
     if programs is None or programs >= tiles * planes:
         return tiles, requests, planes

@@ -287,7 +287,9 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
-    """The kind of a row. None: the row was measured for comparison, and is not used."""
+    """The kind of a row, from the row's values by column. None: the row was measured for comparison, and is not
+    used.
+    """
     if "kind" in line:
         kind = line["kind"]
         if kind not in KINDS:

@@ -180,7 +180,8 @@ class ServerClient:
     def complete(
         self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
     ) -> Completion:
-        """Streams one completion. ready: called when the connection is open; it may wait for other requests.
+        """Streams one completion. ready: called when the connection is open; it may wait for other requests. on_event:
+        called at every event with tokens, as OnEvent says; None: the completion goes to its end.
 
         Raises ServerError if no token arrives.
         """

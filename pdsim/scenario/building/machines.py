@@ -86,7 +86,9 @@ def build_agents(scenario: Scenario) -> list[Sender | Receiver | EmbeddingReceiv
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """Builds the instance, sender or receiver of this name. The scenario must be resolved."""
+    """Builds the instance, sender or receiver of this name. has_restarted: True: the machine takes the place of one
+    that died, which matters to receivers only. The scenario must be resolved.
+    """
     ids_by_role = roles(scenario)
     for role, ids in ids_by_role.items():
         for instance_id in ids:

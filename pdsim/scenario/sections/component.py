@@ -182,7 +182,9 @@ class Component:
     """
 
     def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
-        """by_field: True: a field that only one component has may take the place of `use`."""
+        """default: name of the component whose settings a mapping without `use` gives; None: such a mapping is refused.
+        by_field: True: a field that only one component has may take the place of `use`.
+        """
         self.default, self.by_field = default, by_field
 
     def __get_pydantic_core_schema__(self, seam: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

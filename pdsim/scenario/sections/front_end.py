@@ -81,7 +81,9 @@ class SeenTimes(NamedTuple):
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
-    """Times of a front end that delays each request without making others wait. fields: its other times."""
+    """Times of a front end that delays each request without making others wait. fast_ms, slow_ms: delays of the fastest
+    and the slowest servers. fields: the front end's other times.
+    """
     usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
     return SeenTimes(usual | fields, fast, slow)
 

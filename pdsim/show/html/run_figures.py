@@ -244,7 +244,7 @@ def held_by(sent: Columns) -> Array:
 def _draw_count(
     ax: Any, begins_ns: Array, ends_ns: Array, end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
-    """Draws how many of the spans (begin, end, in ns) are open at each time."""
+    """Draws a line of how many of the spans (begins_ns, ends_ns) are open at each time up to end_ns."""
     moments = np.stack([begins_ns, ends_ns], axis=1)
     changes = np.repeat([[1, -1]], len(moments), axis=0)
     order = np.argsort(moments, axis=None, kind="stable")

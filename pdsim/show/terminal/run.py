@@ -128,8 +128,8 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
 
 
 def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """Says that the requests which a closed loop sends at the start count. Empty: there are none, or they are
-    left out.
+    """A sentence if the summary counts the requests that a closed loop sends at the start. Empty: there are no such
+    requests, or the summary leaves them out.
     """
     client = scenario.client
     if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):

@@ -133,8 +133,9 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """The cheaper clusters that miss the SLO by least, at most one per family (clusters that differ only in their
-        numbers of instances).
+        """The clusters that miss the SLO by least, among those that cost at most as much as the plan: at most one per
+        family (clusters that differ only in their numbers of instances). chosen: the plan; None: there is none, so that
+        clusters of any price count.
         """
         missed = [
             one

@@ -24,7 +24,9 @@ class Watch:
         self._last_s = monotonic()
 
     def over(self, progress: Progress | None) -> Progress:
-        """Wraps a progress callback, so that each call may also report the search."""
+        """Wraps a progress callback. Each call of the wrapper also reports the search, if the last report is long
+        enough ago.
+        """
 
         def advance(done: int, total: int) -> None:
             self._num_runs = done

@@ -82,7 +82,9 @@ class Planner:
     def __init__(
         self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None, own_itl: bool = False
     ) -> None:
-        """own_itl: results have percentiles of the gaps between each request's own tokens."""
+        """where: names the study in messages. changes: of the scenario file, in the notation of --set. seeds: None: the
+        scenario's own. own_itl: True: results have percentiles of the gaps between each request's own tokens.
+        """
         self._where = where
         self._own_itl = own_itl
         base = load_scenario(scenario, changes)  # so that its own mistakes are named as such

@@ -143,8 +143,9 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """Says which of two candidates is better: the only one that meets the SLO, otherwise the one with more goodput, or
-    else less latency.
+    """Says how a disaggregated candidate (label `apart`) compares with an aggregated one (`together`): which of them
+    alone meets the SLO; otherwise the ratio of their goodput; if that is equal, of their latency. series: the prompt
+    length, which ends both labels.
     """
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):

@@ -29,10 +29,11 @@ class Plan:
 
 
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-"""Batch sizes of CUDA graphs, and some between them. Context lengths are not multiples of the kernels' block sizes, as
-in a run."""
+"""Batch sizes to measure: those of CUDA graphs, and some between them."""
 _LENGTHS = (90, 180, 330, 430, 590, 700, 860, 1180, 1430, 1730, 2350, 3030, 3700, 5300, 6700)
-"""Lengths between powers of two. They do not align with the tiles of matrix products, as in a run."""
+"""Prompt lengths to measure, between powers of two. As in a run, they do not align with the tiles of matrix
+products.
+"""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

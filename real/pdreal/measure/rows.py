@@ -160,8 +160,8 @@ _MOST = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Returns sorted times of repeated work: at least 3 times; then until `seconds` are over, or 50 times were
-    taken.
+    """Returns sorted times of repeated work: at least 3 times; then until `seconds` are over, or 50 times were taken.
+    warm_ups: number of calls before, which are not timed.
     """
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 

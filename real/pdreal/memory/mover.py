@@ -68,7 +68,9 @@ class PrefillMover:
         num_buffers: int = 0,
         pushes: bool = False,
     ) -> None:
-        """buffer_bytes: size of the largest staged cell that is sent to one decode rank."""
+        """buffer_bytes: size of the largest staged cell that is sent to one decode rank. num_buffers: number of staging
+        buffers. pushes: True: kernels write into the pages of decode ranks.
+        """
         if pushes:
             assert isinstance(transport, MappingTransport)
         self._mapping = transport if isinstance(transport, MappingTransport) and pushes else None

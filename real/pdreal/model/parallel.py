@@ -32,8 +32,8 @@ class TensorParallel:
     def join(
         cls, rank: int, size: int, rendezvous: str, device: torch.device, *, has_whole_experts: bool = False
     ) -> "TensorParallel":
-        """Connects to the other ranks, for example at tcp://127.0.0.1:29500, once per process. CPUs use gloo, GPUs use
-        NCCL.
+        """Connects to the other ranks, once per process. size: number of ranks. rendezvous: address at which the ranks
+        meet, such as tcp://127.0.0.1:29500. CPUs use gloo, GPUs use NCCL.
         """
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
