@@ -195,7 +195,7 @@ def _changes(base: Base, choice: Choice) -> Changes:
             or not isinstance(choice.load, int | float)
             or not least <= choice.load <= most
         ):
-            raise ConfigError(f"load: a number from {least:g} to {most:g}")
+            raise ConfigError(f"load: expected a number from {least:g} to {most:g}")
         changes |= base.with_load(choice.load) if choice.load != base.load[1] else {}
     found = {**cluster(base, choice.servers, choice.counts), **changes}
     return {**found, "network.staging": {}} if needs_staging(base, base.changed(found)) else found

@@ -76,7 +76,7 @@ class Choice:
 def _whole(chosen: Mapping[str, Any], name: str) -> int:
     value = chosen.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_REQUESTS:
-        raise ConfigError(f"{name}: a whole number from 1 on")
+        raise ConfigError(f"{name}: expected a whole number from 1 on")
     return value
 
 
@@ -86,7 +86,7 @@ def _prices(chosen: Any) -> dict[str, float]:
     for gpu, price in chosen.items():
         is_number = isinstance(price, int | float) and not isinstance(price, bool)
         if not is_number or not isfinite(price) or price < 0:
-            raise ConfigError(f"price of {gpu}: a number from 0 on")
+            raise ConfigError(f"price of {gpu}: expected a number from 0 on")
     return dict(chosen)
 
 

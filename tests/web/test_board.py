@@ -188,8 +188,8 @@ def test_a_load_moves_latencies(board):
         ({"slo": "chat: ttft p99 < 2 s"}, "no request of class 'chat'"),
         ({"prices": {"h100": "2"}}, "price of h100"),
         ({"trace": "/nowhere.csv"}, "no trace file /nowhere.csv"),
-        ({"first": 0}, "first: a whole number from 1 on"),
-        ({"count": 2.5}, "count: a whole number from 1 on"),
+        ({"first": 0}, "first: expected a whole number from 1 on"),
+        ({"count": 2.5}, "count: expected a whole number from 1 on"),
         ({"weight_dtype": "fp7"}, "weight_dtype"),
         ({"model": "llama-3.1-405b"}, "memory"),
     ],
@@ -201,7 +201,7 @@ def test_what_cannot_be_is_said(board, wrong, message):
 
 @pytest.mark.parametrize("load", [float("nan"), float("inf"), 10**400, -1, 0, 1e9, True, "8", [8]])
 def test_a_load_beyond_the_pages_range_is_refused(board, load):
-    with pytest.raises(ConfigError, match=r"load: a number from 0\.1 to 200"):
+    with pytest.raises(ConfigError, match=r"load: expected a number from 0\.1 to 200"):
         board.answer({**CHOSEN, "load": load})
 
 

@@ -197,8 +197,8 @@ def _places(name: str, experiments: Path) -> tuple[Path, ...]:
 
 
 def _part(scenario: Scenario, name: str) -> Any:
-    """A field of a scenario that matters both in real and in simulated runs, without settings that only simulated costs
-    use.
+    """Value of the field `name` of a scenario, for comparing scenarios of real and simulated runs. Leaves out settings
+    that only simulated costs use.
     """
     section, _, inside = name.partition(".")
     value: Any = getattr(scenario, section)

@@ -41,7 +41,9 @@ _OPENAI_NEUTRAL: Mapping[str, Sequence[Any]] = {
     "lora_path": [],
     "return_hidden_states": [False],
 }
-"""Fields of features that real mode lacks, and the values that ask for nothing. null always asks for nothing."""
+"""Fields for features that real mode lacks. For each: the values that switch the feature off, which are accepted. null
+is always accepted.
+"""
 
 
 class Completions:
@@ -217,7 +219,9 @@ _SGLANG_NEUTRAL: Mapping[str, Sequence[Any]] = {
     "return_routed_experts": [False],
     "session_params": [],
 }
-"""Fields of features that real mode lacks, and the values that ask for nothing. null always asks for nothing."""
+"""Fields for features that real mode lacks. For each: the values that switch the feature off, which are accepted. null
+is always accepted.
+"""
 
 
 class Generate:
