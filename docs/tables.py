@@ -3,13 +3,13 @@
 A table stands between a marker and `<!-- end -->`:
 
 <!-- table: CASE -->                                      every metric of every arm
-<!-- table: CASE METRIC METRIC ... -->                    errors alone, a row for each arm
-<!-- change: CASE METRIC,METRIC FROM:TO FROM:TO ... -->   from one arm to another, measured and simulated
+<!-- table: CASE METRIC METRIC ... -->                    errors only, with a row for each arm
+<!-- change: CASE METRIC,METRIC FROM:TO FROM:TO ... -->   changes from arm to arm, measured and simulated
 <!-- matrix: MATRIX -->                                   errors of every metric over all variants
-<!-- matrix: MATRIX METRIC METRIC ... -->                 a row for each variant
+<!-- matrix: MATRIX METRIC METRIC ... -->                 errors with a row for each variant
 
-Names of cases and matrices, as arguments, leave the tables of all others as they are. tests/studies compares
-the tables with the code.
+With names of cases and matrices as arguments, only their tables change. Tests in tests/studies compare the tables with
+the code.
 """
 
 # ruff: noqa: INP001  a script

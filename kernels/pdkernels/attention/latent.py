@@ -115,11 +115,11 @@ def latent_decode(
     """Attention of one new token per sequence over its cached latents, including its own (append first).
 
     Args: query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences. latents: the plane of
-    one layer, [slots, 1, rank | rotated]. The rank is a power of two, and so is the rest. block_table: int32 [batch,
-    most pages of a sequence], contiguous but for the stride of sequences. lengths: int32 [batch], cached tokens per
-    sequence; 0 is a padded row, which gives zeros. page_size: tokens per page. scale: factor on the scores. workspace:
-    made by latent_workspace. Its method `divide` must have been called for these lengths, once a step for all layers.
-    None: a new workspace.
+    one layer, [slots, 1, rank | rotated]. rank: width of the part of a latent that is also the value. This width and
+    the width of the rotated part are powers of two. block_table: int32 [batch, most pages of a sequence], contiguous
+    but for the stride of sequences. lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives
+    zeros. page_size: tokens per page. scale: factor on the scores. workspace: made by latent_workspace. Its method
+    `divide` must have been called for these lengths, once a step for all layers. None: a new workspace.
 
     Returns:
         [batch, query_heads, rank].

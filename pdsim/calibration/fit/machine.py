@@ -185,7 +185,7 @@ class RequestOverhead:
 
 def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestOverhead | None]:
     """Turns rows of kind `ttft` into rows of kind `prefill`, and returns the overhead that it subtracted. Without rows
-    of `ttft`: the measurements as they are, and None.
+    of `ttft`: returns the unchanged measurements, and None.
     """
     rows = {rows.kind: rows for rows in measurements.rows if rows.kind in OBSERVED}
     if "ttft" not in rows:

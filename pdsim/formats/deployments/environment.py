@@ -16,7 +16,7 @@ _LMCACHE_GIB = 5
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is none.
+    """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is not.
     network: settings of the network that were already read.
     """
     found: dict[str, Any] = {}

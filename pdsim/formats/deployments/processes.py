@@ -58,7 +58,7 @@ def read_processes(path: Path) -> list[Process]:
 
 def _with_config(process: Process, folder: Path) -> Process:
     """The process, with the options of the file that --config names. Options in the command take precedence. If the
-    file is missing: the process as it is.
+    file is missing: the unchanged process.
     """
     words = list(process.words)
     if "--config" not in words[:-1] or process.program == "trtllm":
@@ -191,7 +191,7 @@ def _expanded(text: str, variables: Mapping[str, str]) -> str:
 
 
 def _product(found: re.Match[str], variables: Mapping[str, str]) -> str:
-    """The value of $((A * B)), if A and B are numbers or variables with numbers. Otherwise the text as it is."""
+    """The value of $((A * B)), if A and B are numbers or variables with numbers. Otherwise the unchanged text."""
     factors = [variables.get(one.lstrip("$"), one) for one in re.split(r"\s*\*\s*", found[1].strip())]
     return str(prod(map(int, factors))) if all(one.isdecimal() for one in factors) else found.group()
 

@@ -74,7 +74,7 @@ def text_of(value: Value) -> str:
 
 
 def count_of(value: Value) -> int:
-    """The value as a whole number. Raises ValueError if it is none."""
+    """The value as a whole number. Raises ValueError for other values."""
     try:
         return whole(text_of(value))
     except ValueError:
@@ -104,7 +104,7 @@ def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
 
 
 def number_of(value: Value) -> float:
-    """The value as a number. Raises ValueError if it is none."""
+    """The value as a finite number. Raises ValueError for other values."""
     try:
         return finite(text_of(value))
     except ValueError:
@@ -112,7 +112,7 @@ def number_of(value: Value) -> float:
 
 
 def share_of(value: Value) -> float:
-    """The value as a share of a whole. Raises ValueError if it is none."""
+    """The value as a share, above 0 and at most 1. Raises ValueError for other values."""
     found = number_of(value)
     if not 0 < found <= 1:
         raise ValueError("a number above 0 and at most 1")
@@ -164,6 +164,6 @@ def dtype_of(read: Read, value: Value) -> None:
 
 
 def sizes_of(value: Value) -> list[int]:
-    """The values as whole numbers. Raises ValueError if one is none."""
+    """The values as whole numbers. Raises ValueError if one of them is no whole number."""
     words = value if isinstance(value, list) else text_of(value).replace(",", " ").split()
     return [count_of(word) for word in words]

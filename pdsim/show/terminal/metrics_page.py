@@ -1,4 +1,4 @@
-"""Prints what a saved page of a server's metrics says."""
+"""Prints the numbers in a saved page of a server's metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -17,7 +17,9 @@ _MIX = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 
 
 def choose(logits: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-    """Chooses a token for each row of logits, [rows, vocabulary] in fp32."""
+    """Chooses a token for each row of logits, [rows, vocabulary] in fp32. draws: rule of each row; None: the likeliest
+    token. Returns the tokens, and the log probabilities of each row, or None if the row asks for none.
+    """
     chosen = logits.argmax(dim=-1)
     at_random = {row: draw for row, draw in enumerate(draws) if draw is not None and draw.temperature > 0}
     if at_random:

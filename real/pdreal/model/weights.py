@@ -168,9 +168,9 @@ class LatentHeads:
     """
 
     keys: Tensor
-    """Key projections, [heads, plain, rank]."""
+    """Key projections, [heads, plain, latent rank]."""
     values: Tensor
-    """Value projections, [heads, value, rank]."""
+    """Value projections, [heads, value, latent rank]."""
     scale: float
     """Factor by which scores are multiplied."""
 
@@ -179,7 +179,7 @@ class LatentHeads:
         return self.keys.shape[2]
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values [tokens, heads, dim] of latents [tokens, 1, rank | rotated]."""
+        """Returns the keys and values [tokens, heads, dim] of latents [tokens, 1, latent rank | rotated]."""
         low, rotated = latent[:, 0, : self.rank], latent[..., self.rank :]
         keys, values = (_each_head(low, part.flatten(0, 1), len(part)) for part in (self.keys, self.values))
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
@@ -192,7 +192,7 @@ class LatentHeads:
 
     def read_out(self, attended: Tensor) -> Tensor:
         """Returns the outputs of heads, [tokens, heads, value], from the attention's result over latents, [tokens,
-        heads, rank].
+        heads, latent rank].
         """
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
