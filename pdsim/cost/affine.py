@@ -6,7 +6,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import DecodeLine, Terms, attended_pairs
+from pdsim.cost.model import DecodeLine, Terms, attended_pairs, tiled
 
 if TYPE_CHECKING:
     from pdsim.cost.settings import Affine, AffineTable
@@ -40,7 +40,7 @@ class AffineModel:
         pairs = sum(attended_pairs(chunk) for chunk in chunks) + waves
         continued = [chunk for chunk in chunks if chunk.num_context_tokens]
         return (
-            self._tokens_ns(graph or num_tokens),
+            self._tokens_ns(graph or tiled(num_tokens, settings.prefill_tile_tokens)),
             per_pair_ns * pairs,
             settings.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued)),
             settings.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued),

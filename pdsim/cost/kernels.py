@@ -243,6 +243,26 @@ def products(layout: Layout) -> tuple[float, float]:
     )
 
 
+_CUTLASS_TILE = 256
+
+
+def tile_tokens(layout: Layout) -> int:
+    """Returns the number of tokens in a tile of a layout's matrix products, see tile_of."""
+    return tile_of(layout.gpu.name, kinds(layout)["gemm"], has_experts=layout.model.experts is not None)
+
+
+def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
+    """Returns the number of tokens in a tile of matrix products by weights of a data type. 1: uneven numbers of tokens
+    cost nothing. has_experts: the model has experts.
+
+    On Hopper, fp8 products with a scale for each token and channel are CUTLASS kernels, which compute whole tiles
+    (experiments/sglang-llama). Products by cuBLAS, such as those of bf16, take hardly longer behind a multiple of any
+    number of tokens (experiments/operators). Models with experts have other fp8 kernels, for blocks of weights.
+    """
+    is_cutlass = weights == "fp8" and _GENERATIONS.get(gpu) == "hopper" and not has_experts
+    return _CUTLASS_TILE if is_cutlass else 1
+
+
 def origins(layout: Layout) -> dict[str, str]:
     """Describes where the rates of each operator of a layout come from."""
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}

@@ -76,6 +76,21 @@ def attended_pairs(chunk: PrefillChunk) -> float:
     return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)
 
 
+LEAST_TILES = 4
+"""Matrix kernels compute a forward in their largest tiles if it has more tokens than this number of tiles."""
+
+
+def tiled(num_tokens: int, tile_tokens: int) -> int:
+    """Returns the number of tokens that matrix products compute for a forward of num_tokens tokens: whole tiles of
+    tile_tokens tokens. Short forwards are computed in small tiles, so that their own tokens count.
+
+    SGLang's kernels for fp8 on Hopper compute tiles of 256 tokens from 1,025 tokens on (sgl-kernel 0.4,
+    csrc/gemm/fp8_gemm_kernel.cu, sm90_fp8_dispatch_shape). vLLM's kernels have such tiles, too
+    (scaled_mm_sm90_fp8_dispatch.cuh).
+    """
+    return num_tokens if num_tokens <= LEAST_TILES * tile_tokens else -(-num_tokens // tile_tokens) * tile_tokens
+
+
 def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
     """Number of attended pairs if each new token attends only to the last window_tokens tokens."""
     first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens

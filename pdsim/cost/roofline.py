@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.gathers import NO_GATHERS, Collectives
 from pdsim.cost.host_traffic import host_traffic
-from pdsim.cost.model import DecodeLine, Terms, attended_pairs, window_pairs
+from pdsim.cost.model import DecodeLine, Terms, attended_pairs, tiled, window_pairs
 from pdsim.cost.reductions import AllReduces, LayerSums, Nccl, RankSums
 from pdsim.system.memory import Layout
 from pdsim.system.model import Experts
@@ -156,7 +156,8 @@ class RooflineModel:
 
     def _matrices_ns(self, num_tokens: int, routed: float, num_groups: int) -> float:
         computed = routed * num_groups / self._cp  # all groups share the experts
-        operations = self._flops_per_token * num_tokens + self._routed_flops_per_token * (computed - num_tokens)
+        num_tiled = tiled(-(-num_tokens // num_groups), self._settings.matrix_tile_tokens) * num_groups
+        operations = self._flops_per_token * num_tiled + self._routed_flops_per_token * (computed - num_tokens)
         compute = operations / (self._matrix_flops * num_groups)
         expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / (self._dp * self._cp)
         read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth

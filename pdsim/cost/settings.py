@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread
+from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread, tile_tokens
 from pdsim.cost.model import CostModel
 from pdsim.cost.reductions import Collective, Nccl
 from pdsim.cost.roofline import RooflineModel
@@ -33,6 +33,9 @@ class Roofline:
     matrix_efficiency: float = 0.7
     """Share of nominal FLOP/s that matrix products reach. aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on
     H100 and H200, 0.71 on B200 (bf16)."""
+    matrix_tile_tokens: int = 1
+    """Number of tokens in a tile of matrix products. A forward of more than four tiles takes as long as the next whole
+    number of tiles."""
     attention_efficiency: float = 0.5
     """Share of nominal bf16 FLOP/s that prefill attention reaches. aiconfigurator's context attention at 4k tokens:
     0.52 to 0.55 on H100 and H200, 0.40 on B200, 0.91 on H20."""
@@ -173,6 +176,7 @@ class Kernels:
         reading = share(found["decode_attention"].memory, "decode_attention")
         return Roofline(
             matrix_efficiency=share(compute, "gemm", "compute"),
+            matrix_tile_tokens=tile_tokens(layout),
             memory_efficiency=share(memory, "gemm"),
             attention_efficiency=share(found["prefill_attention"].compute, "prefill_attention", "compute"),
             kv_bandwidth=reading,
@@ -205,7 +209,13 @@ class Kernels:
         return self.expert_prefill_layer_ns
 
 
-_NO_TERMS = {"prefill_graph_sizes", "prefill_wave_tokens", "prefill_slowdown", "prefill_slowdown_memory_ns"}
+_NO_TERMS = {
+    "prefill_graph_sizes",
+    "prefill_tile_tokens",
+    "prefill_wave_tokens",
+    "prefill_slowdown",
+    "prefill_slowdown_memory_ns",
+}
 """Fields of Affine that are not times of work."""
 
 
@@ -237,6 +247,9 @@ class Affine:
     """Addition to prefill_per_pair in chunks that continue a prompt, because they use another attention kernel."""
     prefill_per_context_token_ns: float = 0
     """Time of gathering one context token of a chunk that continues a prompt."""
+    prefill_tile_tokens: int = 1
+    """Number of tokens in a tile of matrix products. A forward of more than four tiles, and without a CUDA graph, takes
+    as long as the next whole number of tiles."""
     prefill_wave_tokens: int = 1
     """Number of new tokens per wave of attention. Each wave gathers the context once. A partly filled wave counts as
     full."""

@@ -43,7 +43,7 @@ def test_the_coefficients_of_the_rows_are_found(tmp_path):
 @pytest.mark.parametrize(("longer_tokens", "is_noted"), [(0, True), (5, False)])
 def test_round_lengths_are_noted(tmp_path, longer_tokens, is_noted):
     rows = [{**row, "new_tokens": row["new_tokens"] + longer_tokens} for row in prefill_rows(affine_prefill_us)]
-    made = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us)))
+    made = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us), dtype=""))
     assert any("Kernels are fastest at such lengths" in note for note in made.notes) == is_noted
 
 

@@ -29,6 +29,16 @@ def forward(num_tokens: int) -> PrefillStep:
     return PrefillStep(0, (PrefillChunk(0, 0, num_tokens, is_last=True),))
 
 
+@pytest.mark.parametrize(
+    ("weights", "gpu", "is_tiled"), [("fp8", "h200", True), ("bf16", "h200", False), ("fp8", "b200", False)]
+)
+def test_fp8_products_on_hopper_compute_whole_tiles(weights, gpu, is_tiled):
+    spec = replace(layout("llama-3.1-8b", gpu, 1), model=load_model("llama-3.1-8b").in_dtype(weights))
+    matrices_ns = [Kernels().model(spec).prefill_terms(forward(n))["matrices"] for n in (1024, 1025, 1280)]
+    assert (matrices_ns[1] == matrices_ns[2]) is is_tiled
+    assert matrices_ns[2] == pytest.approx(1.25 * matrices_ns[0])
+
+
 @pytest.mark.parametrize("gpu", names("gpus"))
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("weights", ["bf16", "fp8", "fp4", "int4"])

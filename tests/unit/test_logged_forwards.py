@@ -1,4 +1,4 @@
-"""The log of a server's forwards shows how much a busy GPU slows down."""
+"""The log of a server's forwards shows how much a busy GPU slows down, and the tiles of its kernels."""
 
 from random import Random
 
@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.calibration.fit.clock import utilisations
-from pdsim.calibration.fit.profile import calibrate
+from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.rows import Rows
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, GpuClock
+from pdsim.cost.model import tiled
 from pdsim.cost.settings import Affine
-from tests.made_rows import affine_decode_us, affine_prefill_us, decode_rows, measured
+from tests.made_rows import affine_decode_us, affine_prefill_us, decode_rows, measured, prefill_rows
 from tests.support import examples
 
 MEMORY_NS = 1e8
@@ -36,11 +37,12 @@ def test_a_log_has_the_utilisation_that_the_clock_of_the_simulator_sees(forwards
     assert utilisations(rows, MEMORY_NS) == pytest.approx(expected, abs=1e-5)
 
 
-def log(slowdown, least_pause_ms, most_pause_ms):
+def log(slowdown, least_pause_ms, most_pause_ms, tile_tokens=1):
     """300 forwards of one to three equal prompts, as the simulator times them. A third begins behind a pause."""
     random, now_ns = Random(0), 0
     times = {"prefill_base_ns": 1e6, "prefill_per_token_ns": 19_450, "prefill_per_pair_ns": 0.85}
-    model = AffineModel(Affine(**times, prefill_per_prompt_ns=5e5, prefill_least_ns=11.8e6, prefill_slowdown=slowdown))
+    times |= {"prefill_per_prompt_ns": 5e5, "prefill_least_ns": 11.8e6}
+    model = AffineModel(Affine(**times, prefill_slowdown=slowdown, prefill_tile_tokens=tile_tokens))
     for _ in range(300):
         tokens, prompts = random.randint(200, 4000), random.randint(1, 3)
         now_ns += round(1e6 * random.uniform(least_pause_ms, most_pause_ms)) if random.random() < 1 / 3 else 0
@@ -87,3 +89,30 @@ def test_the_shortest_forward_of_several_prompts_is_not_guessed_from_single_prom
     values = calibrate(measured(tmp_path, rows, decode_rows(affine_decode_us))).fits["prefill"].values
     assert values["least"] == pytest.approx(11.8e6, rel=0.02)
     assert "least_per_prompt" not in values
+
+
+@given(st.integers(1, 10_000), st.sampled_from([1, 64, 256]))
+def test_tiles_are_whole_and_never_fewer_than_the_tokens(num_tokens, tile_tokens):
+    computed = tiled(num_tokens, tile_tokens)
+    assert num_tokens <= computed < num_tokens + tile_tokens
+    assert computed % tile_tokens == 0 or computed == num_tokens <= 4 * tile_tokens
+    assert tiled(computed, tile_tokens) == computed
+
+
+@pytest.mark.parametrize("tile_tokens", [1, 128, 256])
+def test_tiles_show_in_a_log_of_uneven_forwards(tmp_path, tile_tokens):
+    made = calibrate(measured(tmp_path, log(0.15, 10, 500, tile_tokens), decode_rows(affine_decode_us)))
+    assert made.fits["prefill"].form.tile_tokens == tile_tokens
+    assert made.fits["prefill"].values["per_token"] == pytest.approx(19_450, rel=0.03)
+    assert profile_of(made, "", "")["cost"]["prefill"].get("prefill_tile_tokens", 1) == tile_tokens
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model", "tile_tokens"),
+    [("fp8", "qwen3-8b", 256), ("bfloat16", "qwen3-8b", 1), ("fp8", "deepseek-v3", 1)],
+)
+def test_round_forwards_have_the_tiles_of_the_catalog(tmp_path, dtype, model, tile_tokens):
+    rows = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    made = calibrate(measured(tmp_path, *rows, dtype=dtype, model=model))
+    assert made.fits["prefill"].form.tile_tokens == tile_tokens
+    assert not any("Kernels are fastest" in note for note in made.notes)

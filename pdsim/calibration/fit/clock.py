@@ -5,7 +5,7 @@ from math import exp, expm1
 
 import numpy as np
 
-from pdsim.calibration.fit.regression import STRETCH, misfit, prefill_table
+from pdsim.calibration.fit.regression import LEAST_GAIN, STRETCH, misfit, prefill_table
 from pdsim.calibration.fit.rows import Floats, Measurements, Rows
 
 _MEMORY_NS = 1e8
@@ -13,10 +13,6 @@ _MEMORY_NS = 1e8
 this value, too."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
-_LEAST_GAIN = 0.05
-"""Smallest share of the fit's error that a slowdown must remove; otherwise no slowdown is assumed. Logs in which the
-GPU is always equally busy do not show a slowdown.
-"""
 _SOFT = 0.02
 """Relative error above which a residual counts by its size instead of by its square."""
 _ITERATIONS = 8
@@ -92,7 +88,9 @@ def _is_log(rows: Rows) -> bool:
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:
-    """The slowdown with which a table fits the forwards in a server's log best. All forwards ran on one GPU."""
+    """The slowdown with which a table fits the forwards in a server's log best. All forwards ran on one GPU. Logs in
+    which the GPU is always equally busy do not show a slowdown.
+    """
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
 
     utilisation = utilisations(rows, _MEMORY_NS)
@@ -102,7 +100,7 @@ def _of_log(rows: Rows) -> GpuSlowdown:
         return misfit(prefill_table(stretched), stretched)
 
     found = minimize_scalar(error, bounds=(0, _MOST_SLOWDOWN), method="bounded", options={"xatol": 2e-3})
-    is_shown = found.fun < (1 - _LEAST_GAIN) * error(0)
+    is_shown = found.fun < (1 - LEAST_GAIN) * error(0)
     return GpuSlowdown(float(found.x) if is_shown else 0.0, _MEMORY_NS)
 
 

@@ -1,10 +1,10 @@
 """Makes a profile from measured rows: fits a form to each kind of rows, and writes the results as a file."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from pdsim.calibration.fit.rows import (
     Rows,
     graph_sizes,
 )
+from pdsim.cost.kernels import tile_of
 from pdsim.scenario.sections.cost import Setup
 from pdsim.scenario.sections.profile import origin
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_gpu, load_model, load_transport, names
-from pdsim.system.model import KV_DTYPES
+from pdsim.system.model import KV_DTYPES, ModelSpec
 
 TABLE_ABOVE = 0.05
 """If the mean error on held-out rows exceeds this, a table is tried in place of straight lines."""
@@ -94,17 +95,15 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     clock = gpu_slowdown(measurements)
     measurements, overhead = without_overhead(measurements)
     models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
-    has_experts = any(model.experts for model in models)
+    known = _Known.of(gpu, models, measurements.forwards.get("dtype", []))
     fits: dict[str, FittedForm] = {}
-    notes = [*measurements.notes, *(overhead.notes if overhead else ()), *_round_lengths(measurements)]
+    notes = [*measurements.notes, *(overhead.notes if overhead else ()), *_round_lengths(measurements, known)]
     for rows in measurements.rows:
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            kept = _with_experts_of_a_run(rows) if has_experts and not overhead else rows
-            fits[rows.name or rows.kind] = _fit(
-                kept, clock, table_above, by_ratio=overhead is not None, has_experts=has_experts
-            )
+            kept = _with_experts_of_a_run(rows) if known.has_experts and not overhead else rows
+            fits[rows.name or rows.kind] = _fit(kept, clock, table_above, known, by_ratio=overhead is not None)
             if len(kept) < len(rows):
                 less = f"contexts below {LEAST_CONTEXT_TOKENS:,} tokens per request, which use fewer experts"
                 notes.append(f"{len(rows) - len(kept)} of {len(rows)} rows of {rows.kind} are left out: {less}")
@@ -126,18 +125,40 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     )
 
 
-def _round_lengths(measurements: Measurements) -> Iterator[str]:
-    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest."""
-    for rows in measurements.of("prefill"):
-        tokens = rows.columns["new_tokens"]
-        tokens = tokens[tokens >= _LONG_TOKENS]
-        num_round = int((tokens % _TILE_TOKENS == 0).sum())
-        if num_round and num_round >= _MOSTLY_ROUND * len(tokens):
+class _Known(NamedTuple):
+    """The catalog's knowledge of the model and the GPU that were measured."""
+
+    has_experts: bool
+    tile_tokens: int | None
+    """Number of tokens in a tile of matrix products. None: the rows do not name their GPU, or their data type."""
+
+    @classmethod
+    def of(cls, gpu: str | None, models: Sequence[ModelSpec], dtypes: Sequence[str]) -> "_Known":
+        has_experts = any(model.experts for model in models)
+        tiles = {tile_of(gpu, dtype, has_experts=has_experts) for dtype in dtypes} if gpu and models else set()
+        return cls(has_experts, tiles.pop() if len(tiles) == 1 else None)
+
+
+def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
+    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest. No
+    note: the catalog knows the kernels' tiles.
+    """
+    for rows in measurements.of("prefill") if known.tile_tokens is None else ():
+        num_round, num_long = _round_of_long(rows)
+        if num_round:
             yield (
-                f"{num_round} of {len(tokens)} prefill rows of {_LONG_TOKENS:,} tokens or more have lengths that are "
+                f"{num_round} of {num_long} prefill rows of {_LONG_TOKENS:,} tokens or more have lengths that are "
                 f"multiples of {_TILE_TOKENS}. Kernels are fastest at such lengths: other prompts can take 10 to 30 % "
                 "longer. Measure some."
             )
+
+
+def _round_of_long(rows: Rows) -> tuple[int, int]:
+    """Numbers of round and of all lengths among long prefill rows. The first is 0 unless nearly all are round."""
+    tokens = rows.columns["new_tokens"]
+    tokens = tokens[tokens >= _LONG_TOKENS]
+    num_round = int((tokens % _TILE_TOKENS == 0).sum())
+    return num_round if num_round >= _MOSTLY_ROUND * len(tokens) else 0, len(tokens)
 
 
 def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
@@ -183,9 +204,9 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     }
 
 
-def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio: bool, has_experts: bool) -> FittedForm:
+def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Known, *, by_ratio: bool) -> FittedForm:
     """Fits the form of one kind of rows. by_ratio: True: a server's client measured the times, so errors count as
-    ratios. has_experts: True: the rows are of a model with experts.
+    ratios.
     """
     if rows.kind == "transfer":
         return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
@@ -193,7 +214,7 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
         return fit(regression.staging_form(), rows)
     if rows.kind == "prefill" and clock is not None:
         rows = clock.stretching(rows)
-    affine, table = _forms(rows, has_experts=has_experts)
+    affine, table = _forms(rows, known)
     lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
     if lines.error <= table_above and not rows.columns.get("graph", np.zeros(1)).any():
         return lines
@@ -203,14 +224,16 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, *, by_ratio:
         return lines
 
 
-def _forms(rows: Rows, *, has_experts: bool) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
+def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
     """Returns straight lines and table of prefill or decode. Empty rows of a graph choose the same experts, so that a
     step reads the experts that its requests choose (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]
-    fixed: dict[str, Any] = {"has_free_rows": has_experts}
+    fixed: dict[str, Any] = {"has_free_rows": known.has_experts}
     if rows.kind == "prefill":
-        fixed = {"wave_tokens": regression.best_wave(rows)}
+        is_round = _round_of_long(rows)[0] > 0
+        tile_tokens = known.tile_tokens or 1 if is_round else regression.best_tile(rows)
+        fixed = {"wave_tokens": regression.best_wave(rows), "tile_tokens": tile_tokens}
     return partial(affine, **fixed), partial(table, **fixed)
 
 
@@ -241,7 +264,13 @@ def _prefill(made: Calibration) -> dict[str, Any]:
     fitted = made.fits["prefill"]
     entries = {"prefill": _entries(fitted)} if fitted.form.name == "table" else {}
     lines = {name: value for name, value in fitted.values.items() if not _is_entry(name)}
-    section = {"use": fitted.form.name, **entries, **{f"prefill_{name}": _time(value) for name, value in lines.items()}}
+    section: dict[str, Any] = {
+        "use": fitted.form.name,
+        **entries,
+        **{f"prefill_{name}": _time(value) for name, value in lines.items()},
+    }
+    if fitted.form.tile_tokens > 1:
+        section["prefill_tile_tokens"] = fitted.form.tile_tokens
     if not (graphs := made.measurements.forwards[PREFILL_GRAPHS]):
         return section
     return {**section, "prefill_graph_sizes": graph_sizes(graphs[0]), "prefill_wave_tokens": fitted.form.wave_tokens}

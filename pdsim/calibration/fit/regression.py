@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdsim.calibration.fit.rows import Columns, Floats, Rows
+from pdsim.cost.model import LEAST_TILES
 from pdsim.metrics.summary_rows import counted
 
 Term = Callable[[Columns], Floats]
@@ -23,9 +24,13 @@ Term = Callable[[Columns], Floats]
 ABOVE_LEAST = (1.3, 3.0)
 """Factors over the smallest time. Below such a factor, rows are taken to be bound by the minimum time, and above by
 work."""
+LEAST_GAIN = 0.05
+"""Smallest share of a fit's error that a further mechanism must remove to be taken as shown by the rows."""
 STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
+TILES = (1, 64, 128, 256, 512)
+"""Numbers of tokens in a tile of matrix products that are tried for forwards without CUDA graphs."""
 WAVES = (1, *(2**k for k in range(6, 12)))
 """Numbers of new tokens per wave of attention that are tried for forwards in CUDA graphs."""
 
@@ -45,6 +50,7 @@ class Form:
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
+    tile_tokens: int = 1
     has_free_rows: bool = False
     """True: empty rows of a CUDA graph take no time besides that of their KV."""
     by_ratio: bool = False
@@ -90,11 +96,12 @@ class Form:
         return design[:, :num_terms] @ values[:num_terms], design[:, num_terms:] @ values[num_terms:]
 
 
-def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
+def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
     """The terms of a prefill with straight lines. Forwards in CUDA graphs have terms of their own, because they are
     padded and use another attention kernel.
     """
-    terms: dict[str, Term] = {"base": _one, "per_token": _computed, "per_pair": _pairs}
+    computed = partial(_computed, tile_tokens=tile_tokens)
+    terms: dict[str, Term] = {"base": _one, "per_token": computed, "per_pair": _pairs}
     if rows.columns["graph"].any():
         pairs = partial(_pairs, wave_tokens=wave_tokens)
         terms["per_pair"] = lambda columns: (columns["graph"] == 0) * pairs(columns)
@@ -108,7 +115,8 @@ def prefill_form(rows: Rows, wave_tokens: int = 1) -> Form:
         terms["per_context_token"] = _column("context_tokens")
         terms["per_continued_pair"] = lambda columns: _continued(columns) * _pairs(columns)
         least["least_per_continued_prompt"] = lambda columns: _continued(columns) * columns["prompts"]
-    return Form("affine", terms, ("new_tokens", "context_tokens", "prompts"), least, wave_tokens=wave_tokens)
+    shape = ("new_tokens", "context_tokens", "prompts")
+    return Form("affine", terms, shape, least, wave_tokens=wave_tokens, tile_tokens=tile_tokens)
 
 
 def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
@@ -117,11 +125,12 @@ def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
     return Form("affine", terms, ("batch", "context_tokens"), has_free_rows=has_free_rows)
 
 
-def prefill_table(rows: Rows, wave_tokens: int = 1) -> Form:
+def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
     """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token."""
-    lines, knots = prefill_form(rows, wave_tokens), _knots(_computed(rows.columns))
+    computed = partial(_computed, tile_tokens=tile_tokens)
+    lines, knots = prefill_form(rows, wave_tokens, tile_tokens), _knots(computed(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
-    terms = {"first": _one, **_steps(_computed, knots), **beyond}
+    terms = {"first": _one, **_steps(computed, knots), **beyond}
     return replace(lines, name="table", terms=terms, knots=knots)
 
 
@@ -134,6 +143,17 @@ def best_wave(rows: Rows) -> int:
         return misfit(prefill_table(rows, wave_tokens), rows)
 
     return min(WAVES, key=error) if rows.columns["graph"].any() else 1
+
+
+def best_tile(rows: Rows) -> int:
+    """Number of tokens per tile of matrix products with which straight lines fit these rows best. 1: tiles do not show,
+    or the forwards ran in CUDA graphs.
+    """
+    if rows.columns["graph"].any():
+        return 1
+    errors = {tokens: misfit(prefill_form(rows, tile_tokens=tokens), rows) for tokens in TILES}
+    best = min(TILES, key=errors.__getitem__)
+    return best if errors[best] < (1 - LEAST_GAIN) * errors[1] else 1
 
 
 def misfit(form: Form, rows: Rows) -> float:
@@ -169,9 +189,11 @@ def _column(name: str) -> Term:
     return lambda columns: columns[name]
 
 
-def _computed(columns: Columns) -> Floats:
-    """Number of tokens that each forward computes, including the padding of its graph."""
-    return np.maximum(columns["new_tokens"], columns["graph"])
+def _computed(columns: Columns, tile_tokens: int) -> Floats:
+    """Number of tokens that each forward computes, with the padding of its graph or, without a graph, of its tiles."""
+    new, graph = columns["new_tokens"], columns["graph"]
+    whole = np.where(new > LEAST_TILES * tile_tokens, new + -new % tile_tokens, new)
+    return np.where(graph > 0, graph, whole)
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
