@@ -1,7 +1,7 @@
 """The control channel: each process has one ZeroMQ socket for incoming messages, and one socket to each peer. Messages
 between two processes stay in order.
 
-Each life of a process has its own endpoint, so messages to a dead process never reach its successor. The endpoint is a
+Each start of a process has its own endpoint, so messages to a dead process never reach its successor. The endpoint is a
 Unix socket. Runs on several hosts also have a TCP port, which accepts only holders of the run's keys (CURVE).
 """
 
@@ -80,7 +80,9 @@ class Network(NamedTuple):
 
 
 def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
-    """Returns the Unix socket on which a process listens for other processes of its host."""
+    """Returns the Unix socket on which a process listens for other processes of its host. life: number of earlier
+    starts of the process.
+    """
     return f"ipc://{folder}/{process}.{life}"
 
 
@@ -90,7 +92,9 @@ class Channel:
     """
 
     def __init__(self, folder: Path, process: str, life: int = 0, network: Network | None = None) -> None:
-        """network: settings for runs on several hosts. None: the run is on one host."""
+        """process: name of this process. life: number of its earlier starts. network: settings for runs on several
+        hosts. None: the run is on one host.
+        """
         self._context = zmq.Context()
         self._network = network
         self._guard: Any = None

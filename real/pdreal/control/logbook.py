@@ -1,8 +1,9 @@
 """Logbooks: each process of a run writes its calls and rows as they happen. After the run they are merged by time into
 one journal and one set of records.
 
-Each life of a process has two files: calls into its state machines, and rows of the events that it observed. If experts
-are recorded, a third file has the experts that its tokens chose. A killed process leaves the files that it wrote.
+Each life of a process, from one start to its end, has two files: calls into its state machines, and rows of the events
+that it observed. If experts are recorded, a third file has the experts that its tokens chose. A killed process leaves
+the files that it wrote.
 """
 
 import json
@@ -170,7 +171,9 @@ _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
-    """Returns one list of files per process, from its first life to its last."""
+    """Returns one list of files per process, with a file for each life (from one start of the process to its end), in
+    order. kind: kind of the files.
+    """
     lives: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob(f"*.{kind}")):
         process, life, _ = path.name.rsplit(".", 2)

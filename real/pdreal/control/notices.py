@@ -15,7 +15,9 @@ class Hello(NamedTuple):
 
 
 class Peers(NamedTuple):
-    """The launcher tells a rank which instances run now, their lives, and the memory of all ranks."""
+    """The launcher tells a rank which instances run now, how often each was started, and where the memory of all ranks
+    is.
+    """
 
     number: int
     """Number of this notice. The rank repeats the number in its answer."""

@@ -27,8 +27,8 @@ class Fleet:
         loop: AbstractEventLoop,
         on_death: Callable[[str, int | str], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's settings, for runs on several hosts. on_death: called once per
-        life of an instance, with the instance and its exit code, or with the reason why it was lost.
+        """scenario: resolved. network: the launcher's settings, for runs on several hosts. on_death: called when a
+        started instance has ended, with the instance and its exit code, or with the reason why it was lost.
         """
         self._scenario = scenario.model_copy(update={"workload": None})
         self._options = options
@@ -89,7 +89,7 @@ class Fleet:
             await self._home.prepare()
 
     def spawn(self, instance_id: str) -> None:
-        """Starts all ranks of an instance, as its next life."""
+        """Starts all ranks of an instance, for the first time or again."""
         self.lives[instance_id] += 1
         self._alive.add(instance_id)
         self._host(instance_id).spawn([self._spec(instance_id, rank) for rank in range(self.tp(instance_id))])

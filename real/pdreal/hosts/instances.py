@@ -209,8 +209,8 @@ class Instances:
         return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
-        """Notes a death at the beginning of the journal of the next life, because the last life's journal may end in
-        half a line.
+        """Notes a death at the beginning of the journal of the instance's next start, because the journal of the dead
+        processes may end in half a line.
         """
         logbook = Logbook(folder, instance_id, self.fleet.lives[instance_id] + 1)
         names = [instance_id]

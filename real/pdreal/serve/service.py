@@ -1,4 +1,4 @@
-"""The service behind all endpoints, and the life of one request between endpoint and cluster."""
+"""The service behind all endpoints, and the way of one request from an endpoint to the cluster and back."""
 
 import asyncio
 import time
