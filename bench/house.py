@@ -75,7 +75,7 @@ from pdsim.cli import app
 commands = [name for name in app if not name.startswith("-")]
 print(sum(len(app[name].assemble_argument_collection(parse_docstring=False)) for name in commands))
 """
-"""Arguments and flags of all commands."""
+"""Script that prints the number of arguments and flags of all commands."""
 
 PREPOSITIONS = {
     "of",

@@ -58,11 +58,11 @@ class Setup(Section):
     ep: tuple[int, int] | None = None
     """Expert-parallel sizes of prefill and of decode. None: not known."""
     pp: int = 1
-    """Pipeline stages of the servers that prefill."""
+    """Number of pipeline stages of the servers that prefill."""
     cp: int = 1
-    """Context parallelism of prefill."""
+    """Context-parallel size of prefill: number of groups of GPUs that share a prompt."""
     dcp: int = 1
-    """Context parallelism of decode."""
+    """Decode context parallelism: number of GPUs that divide each request's KV."""
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)

@@ -65,7 +65,9 @@ def latency_distributions(runs: Runs) -> FigureBlock:
 
 
 def _draw_distributions(ax: Any, by_name: Mapping[str, Array]) -> None:
-    """by_name: the sorted values of each run."""
+    """Draws a line for each run: the share of requests up to each value. by_name: sorted values by the name of the
+    run.
+    """
     for i, (name, values) in enumerate(by_name.items()):
         if not len(values):
             continue
@@ -210,7 +212,7 @@ def transfers(records: Records) -> FigureBlock:
 
 
 _HOLDS = ("behind others", "bytes move", "descriptors", "set-up")
-"""Stages of a transfer unit, by name."""
+"""Names, in the figure's legend, of the stages in which a transfer unit spends its time."""
 
 
 def _draw_speed(ax: Any, sent: Columns) -> None:

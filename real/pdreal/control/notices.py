@@ -52,7 +52,7 @@ class Streamed(NamedTuple):
     """A leader sends the launcher one new token for each request in the list."""
 
     tokens: list[list[Any]]
-    """(request_id, token, log probabilities if requested)."""
+    """Entries (request_id, token, log probabilities if requested)."""
 
 
 class Settle(NamedTuple):

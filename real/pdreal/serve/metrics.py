@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pdsim.core.instance import Levels
 
 _ENGINE_TYPES = {"prefill": "prefill", "decode": "decode", "aggregated": "unified"}
-"""SGLang's names of roles."""
+"""SGLang's names of roles, by pdsim's names."""
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
     "prefill": {
         "num_queue_reqs": "num_queued",

@@ -183,7 +183,7 @@ class Answer:
             yield Part(rest, len(self.tokens))
 
     def give_up(self, reason: str) -> None:
-        """Aborts the request. reason: for the client."""
+        """Aborts the request. reason: sent to the client."""
         self.service.cluster.abort(self.request_id, reason)
 
     @property
