@@ -49,11 +49,10 @@ def append(
 ) -> None:
     """Write new K and V to their slots. Can be captured in a CUDA graph.
 
-    Args:
-        key_pages, value_pages: the planes of one layer, NHD [slots, heads, head_dim] or HND [pages, heads, page_size,
-            head_dim].
-        slots: int32 [tokens], page * page_size + position in the page; a negative slot is padding and is skipped.
-        keys, values: [tokens, heads, head_dim] in the dtype of the pages, contiguous but for the stride of tokens.
+    Args: key_pages, value_pages: the planes of one layer, NHD [slots, heads, head_dim] or HND [pages, heads, page_size,
+    head_dim]. slots: int32 [tokens], page * page_size + position in the page; a negative slot is padding and is
+    skipped. keys, values: [tokens, heads, head_dim] in the dtype of the pages, contiguous, except that tokens may have
+    gaps between them.
 
     Raises:
         ValueError: a shape, stride or dtype does not fit.

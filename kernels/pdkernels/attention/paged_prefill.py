@@ -141,14 +141,10 @@ def paged_prefill(
     """Returns the attention of new tokens to all tokens of their sequences up to themselves, in the query's shape. The
     KV of the new tokens is already in the pages.
 
-    Args:
-        query: [new tokens and padding, query_heads, head_dim]. Only tokens may have a stride.
-        key_pages, value_pages: the planes of one layer, [slots, kv_heads, head_dim].
-        tiles: int32 [tiles, 4], of prefill_tiles.
-        num_tiles: int32 [1], number of tiles.
-        pages: int32, page lists of all sequences.
-        page_size: tokens per page.
-        window: last tokens that each token sees, itself included; 0: all.
+    Args: query: [new tokens and padding, query_heads, head_dim]. Only the dimension of tokens may have gaps between its
+    entries. key_pages, value_pages: the planes of one layer, [slots, kv_heads, head_dim]. tiles: int32 [tiles, 4], of
+    prefill_tiles. num_tiles: int32 [1], number of tiles. pages: int32, page lists of all sequences. page_size: tokens
+    per page. window: last tokens that each token sees, itself included; 0: all.
 
     Raises:
         ValueError: a shape does not fit.

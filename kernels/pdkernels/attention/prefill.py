@@ -142,12 +142,10 @@ def packed_prefill(
 ) -> torch.Tensor:
     """Returns the attention of each sequence's last tokens to all its tokens, [new tokens, query_heads, head_dim].
 
-    Args:
-        query: [new tokens, query_heads, head_dim]; bf16 or fp16. Of each tensor only tokens may have a stride.
-        key, value: [all tokens, kv_heads, head_dim].
-        new_bounds, all_bounds: int32 [sequences + 1], where the tokens of each sequence begin and end.
-        longest: number of new tokens of the longest sequence.
-        window: last tokens that each token sees, itself included; 0: all.
+    Args: query: [new tokens, query_heads, head_dim]; bf16 or fp16. In each tensor, only the dimension of tokens may
+    have gaps between its entries. key, value: [all tokens, kv_heads, head_dim]. new_bounds, all_bounds: int32
+    [sequences + 1], where the tokens of each sequence begin and end. longest: number of new tokens of the longest
+    sequence. window: last tokens that each token sees, itself included; 0: all.
 
     Raises:
         ValueError: a shape does not fit.

@@ -159,8 +159,8 @@ def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
 
 
 def _page_and_descriptors_verdict(study: Study) -> Verdict:
-    """Recommends a page size by the transfer of pages that are not contiguous. The pool of a short run is less
-    fragmented than that of a real server.
+    """Recommends a page size for pages that are not contiguous, because the pool of a real server is more fragmented
+    than that of a short run.
     """
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
