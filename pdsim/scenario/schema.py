@@ -333,6 +333,7 @@ class Scenario(Section):
             pp=self.servers[0].split.pp,
             cp=self.servers[0].split.cp,
             dcp=self.servers[1].dcp,
+            draft_tokens=self.servers[1].num_verified_tokens,
         )
 
     @property

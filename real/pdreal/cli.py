@@ -195,6 +195,7 @@ def measure(
     only: str | None = None,
     quick: bool = False,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    draft_tokens: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     hosts: OnHosts = None,
 ) -> None:
     """Measure this machine and write rows for `pdsim calibrate`.
@@ -215,6 +216,8 @@ def measure(
         Measure few shapes of each part, to check that everything works.
     rounds
         Number of rounds of all measurements, for a machine whose speed varies.
+    draft_tokens
+        Number of tokens of each request that decode steps verify, with the drafts of an EAGLE head; 1: no drafts.
 
     """
     from pdreal.measure.plan import FULL, QUICK
@@ -228,7 +231,8 @@ def measure(
     pair = read_hosts(hosts)
     options = Options(device=device, dtype=dtype, threads=threads, hosts=None if pair is None else pair.as_pair())
     require_out_file(out, [], "kind,")
-    chosen = measurement(model, options, page_size, tp, ep, only, QUICK if quick else FULL, rounds)
+    plan = QUICK if quick else FULL
+    chosen = measurement(model, options, page_size, tp, ep, only, plan, rounds, draft_tokens)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

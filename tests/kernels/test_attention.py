@@ -66,6 +66,29 @@ def test_paged_decode(order, page_size, group, shares, window, dtype, tolerance)
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("group", "num_new", "shares"), [(1, 2, 1), (4, 4, 3), (3, 5, 40)])
+@DTYPES
+def test_several_new_tokens_see_what_each_would_see_alone(page_size, group, num_new, shares, dtype, tolerance):
+    """Each share is a block of 16 tokens at most, so some have only tokens that the first new ones do not see."""
+    heads, head_dim, lengths = 2, 32, [num_new, 18, 45]
+    pool = normal_pool(dtype, layers=1, heads=heads, head_dim=head_dim, page_size=page_size, pages=96 // page_size)
+    table = torch.stack([random_pages(-(-48 // page_size), 96 // page_size) for _ in lengths])
+    query = torch.randn(3 * num_new, heads * group + 2, head_dim, dtype=dtype, device=DEVICE)[:, : heads * group]
+    each = [length - num_new + 1 + i for length in lengths for i in range(num_new)]
+    rows = table.repeat_interleave(num_new, dim=0)
+    expected = paged_decode_reference(query, pool, 0, rows, each, head_dim**-0.5)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    workspace = decode_workspace(
+        3, heads * group, heads, head_dim, DEVICE, shares=shares, block_tokens=16, num_new=num_new
+    )
+    workspace.divide(on_device)
+    planes = pool.keys[0], pool.values[0]
+    where = {"page_size": page_size, "workspace": workspace, "num_new": num_new}
+    out = paged_decode(query, *planes, table, on_device, output=torch.full_like(expected, float("nan")), **where)
+    torch.testing.assert_close(out.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize(("heads", "rank", "shares"), [(2, 64, 1), (24, 64, 3), (16, 512, 2)])
 @DTYPES
 def test_latent_decode(page_size, heads, rank, shares, dtype, tolerance):

@@ -40,6 +40,25 @@ def test_a_scenario_that_is_refused(tmp_path, monkeypatch, capsys, command, chan
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "changes", "says"),
+    [
+        ("run", ["algorithm=EAGLE3"], "decode.speculative_algorithm: real mode drafts with an EAGLE head of one layer"),
+        ("run", ["eagle_topk=2", "draft_tokens=4"], "decode.speculative_eagle_topk: trees of drafts are verified in"),
+        ("run", ["num_steps=70"], "decode.speculative_draft_tokens: real mode verifies up to 64 tokens in a step"),
+        ("serve", [], "a server's drafts would be accepted whether they are right or not"),
+    ],
+)
+def test_drafts_that_are_refused(tmp_path, monkeypatch, capsys, command, changes, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    given = ["num_steps=3", "accept_length=2", *changes]
+    with pytest.raises(SystemExit) as stop:
+        main([command, "s.yaml", *(word for change in given for word in ("--set", f"decode.speculative_{change}"))])
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_host_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -93,12 +93,24 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
 
 
-def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path):
-    assert not measure(tmp_path / "rows.csv", "--tp", "2", "--only", "prefill,decode")
+@pytest.mark.parametrize("verified", ["", "3"], ids=["plain", "drafts"])
+def test_forwards_of_two_ranks_have_the_same_rows(tiny, tmp_path, verified):
+    drafts = ["--draft-tokens", verified] if verified else []
+    assert not measure(tmp_path / "rows.csv", "--tp", "2", "--only", "prefill,decode", *drafts)
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert shapes(rows, "prefill", "prompts", "new_tokens", "tp") == [("1", "8", "2"), ("2", "16", "2")]
-    assert shapes(rows, "decode", "batch", "context_tokens", "tp") == [("1", "16", "2"), ("4", "64", "2")]
+    steps = [("1", "16", "2", verified), ("4", "64", "2", verified)]
+    assert shapes(rows, "decode", "batch", "context_tokens", "tp", "verified") == steps
+
+
+def test_the_loop_of_steps_that_verify_drafts(tiny, tmp_path):
+    """Each step accepts no draft, so that the batch stays as it is."""
+    assert not measure(tmp_path / "rows.csv", "--draft-tokens", "3", "--only", "host")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert shapes(rows, "loop", "batch", "verified") in ([], [("2", "3")])  # a busy machine may part a batch
+    assert len(shapes(rows, "handover", "transport")) == 1
 
 
 def test_ranks_may_hold_whole_experts(tiny, tmp_path):

@@ -16,7 +16,9 @@ from pdsim.calibration.fit.regression import fit
 from pdsim.calibration.fit.rows import PREFILL_GRAPHS, Measurements, Ranks, Rows, read_rows, write_rows
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, GpuClock
+from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.yaml_file import ConfigError
 from tests.made_rows import (
     BATCHES,
@@ -27,7 +29,7 @@ from tests.made_rows import (
     measured,
     prefill_rows,
 )
-from tests.support import examples
+from tests.support import examples, request, small
 
 
 def test_the_coefficients_of_the_rows_are_found(tmp_path):
@@ -391,6 +393,33 @@ def test_a_graph_is_a_program_of_its_own_and_empty_rows_cost_a_share_of_their_kv
     assert cost["graph_empty_row_kv"] == pytest.approx(0.4, abs=0.02)
     assert cost["decode"]["decode"].keys() == graph_us.keys()
     assert float(cost["decode"]["decode"][8].removesuffix(" ms")) == pytest.approx(5.2, rel=0.002)
+
+
+def test_steps_that_verify_drafts_take_what_was_measured(tmp_path):
+    """Four tokens of each row of a graph, and the KV of a request once. Drafting is part of the measured time."""
+    graphs = {1: 1, 2: 2, 3: 4, 4: 4, 6: 8, 8: 8}
+    decode = [
+        {"kind": "decode", "batch": b, "graph": graph, "verified": 4, "context_tokens": n * b}
+        | {"time_us": 7000 + 20 * 4 * graph + 0.03 * n * b}
+        for b, graph in graphs.items()
+        for n in (1100, 4200, 16200)
+    ]
+    made = calibrate(measured(tmp_path, prefill_rows(affine_prefill_us), decode))
+    cost = profile_of(made, "x", "y")["cost"]
+    drafts = {"decode__speculative_draft_tokens": 4, "decode__speculative_accept_length": 2}
+    scenario = small(request(0, 9, 9), model="qwen3-8b", cost=cost, decode__gpu="h200", prefill__gpu="h200", **drafts)
+    line = build(scenario).costs["decode-0"].decode_line(3)
+    assert line.base / 2**FRACTION_BITS == pytest.approx(1e3 * (7000 + 20 * 16), rel=0.002)
+    kv_ns = (line.per_context_token + line.per_distinct_token) / 2**FRACTION_BITS
+    assert kv_ns == pytest.approx(30, rel=0.02)
+    fewer = small(request(0, 9, 9), model="qwen3-8b", cost=cost, **{**drafts, "decode__speculative_draft_tokens": 3})
+    assert "3 draft tokens" in fewer.foreign_setup
+
+
+def test_rows_of_several_numbers_of_drafts_are_refused(tmp_path):
+    decode = [{"verified": count, **row} for row, count in zip(decode_rows(affine_decode_us), (1, 4) * 12, strict=True)]
+    with pytest.raises(ConfigError, match="decode rows verify 1 and 4 tokens"):
+        measured(tmp_path, decode)
 
 
 @pytest.mark.parametrize(("model", "is_free"), [("qwen3-8b", False), ("qwen3-30b-a3b", True)])

@@ -1,9 +1,10 @@
-"""Decode attention over pages: one new query token per sequence, grouped query heads, and equal work for each program.
+"""Decode attention over pages: one new query token per sequence, or several that are verified together, grouped query
+heads, and equal work for each program.
 
 The kernel computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once,
 2 * tokens * kv_heads * head_dim elements; all other reads are small. Each program computes one KV head over one share
-of the batch (shares.py) with all query heads of the KV head's group, so each K and V is read once. For a layer with a
-window only the last tokens of each sequence are divided into shares and read.
+of the batch (shares.py) with all query heads of the KV head's group, of all new tokens, so each K and V is read once.
+For a layer with a window only the last tokens of each sequence are divided into shares and read.
 """
 
 from dataclasses import dataclass
@@ -38,31 +39,15 @@ def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr
 
 @triton.jit
 def decode_part_kernel(
-    query,
-    key_pages,
-    value_pages,
-    block_table,
-    lengths,
-    bounds,
-    first_sequences,
-    parts,
-    part_stats,
-    output,
-    scale_log2,
-    query_stride,
-    table_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    HND: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BATCH: tl.constexpr,
-    SHARES: tl.constexpr,
-    WINDOW: tl.constexpr,
-):
-    """Attends with one KV head to the tokens of one share, sequence by sequence."""
+    query, key_pages, value_pages, block_table, lengths, bounds, first_sequences, parts, part_stats, output,
+    scale_log2, query_stride, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+    HND: tl.constexpr, TOKENS: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, WINDOW: tl.constexpr,
+    NEW: tl.constexpr,
+):  # fmt: skip
+    """Attends with one KV head to the tokens of one share, sequence by sequence. GROUP: query heads of the KV head, of
+    all NEW tokens of a sequence, token after token.
+    """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
     share = tl.program_id(1)
@@ -73,12 +58,15 @@ def decode_part_kernel(
 
     row, dim = tl.arange(0, ROWS), tl.arange(0, DIM)
     used = row < GROUP
-    query_head = head * GROUP + row
+    new_token, query_head = row // (GROUP // NEW), head * (GROUP // NEW) + row % (GROUP // NEW)
+    output_head = new_token * (HEADS * GROUP // NEW) + query_head
     while block < end_block:
         begin_block, next_block = tl.load(bounds + sequence), tl.load(bounds + sequence + 1)
         first_block, last_block = block - begin_block, tl.minimum(next_block, end_block) - begin_block
         start, end = token_range(lengths, sequence, first_block, last_block, TOKENS, WINDOW)
-        query_offset = sequence * query_stride + query_head[:, None] * DIM + dim[None, :]
+        query_row = (sequence * NEW + new_token) * query_stride
+        query_offset = query_row[:, None] + query_head[:, None] * DIM + dim[None, :]
+        num_seen = tl.load(lengths + sequence) - NEW + 1 + new_token
         q = tl.load(query + query_offset, mask=used[:, None], other=0.0)
 
         largest = tl.full([ROWS], -float("inf"), tl.float32)
@@ -92,6 +80,8 @@ def decode_part_kernel(
             v = tl.load(value_pages + offset[:, None] + dim[None, :], mask=live[:, None], other=0.0)
             scores = tl.dot(q, k.to(q.dtype).T, input_precision="ieee") * scale_log2
             scores = tl.where(live[None, :], scores, -float("inf"))
+            if NEW > 1:  # finite, because an early token may see none of these
+                scores = tl.where(token[None, :] < num_seen[:, None], scores, -1e30)
             new_largest = tl.maximum(largest, tl.max(scores, 1))
             weights = tl.exp2(scores - new_largest[:, None])
             shrink = tl.exp2(largest - new_largest)
@@ -101,7 +91,7 @@ def decode_part_kernel(
 
         is_whole = (block == begin_block) & (next_block <= end_block)
         store_part(
-            parts, part_stats, output, share + sequence, sequence, is_whole, query_head, used, largest, total, out,
+            parts, part_stats, output, share + sequence, sequence, is_whole, output_head, used, largest, total, out,
             HEADS * GROUP, DIM,
         )  # fmt: skip
         block = tl.minimum(next_block, end_block)
@@ -125,11 +115,12 @@ def decode_workspace(
     *,
     shares: int | None = None,
     block_tokens: int = _BLOCK_TOKENS,
+    num_new: int = 1,
 ) -> DecodeWorkspace:
     """Makes a workspace, which divides a batch and holds results of shares. shares: programs per KV head; None: as many
-    as fill the device.
+    as fill the device. num_new: number of new tokens of each sequence.
     """
-    return DecodeWorkspace(batch, query_heads, kv_heads, head_dim, block_tokens, device, shares)
+    return DecodeWorkspace(batch, num_new * query_heads, kv_heads, head_dim, block_tokens, device, shares)
 
 
 def paged_decode(
@@ -144,31 +135,32 @@ def paged_decode(
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
     tiling: DecodeTiling | None = None,
+    num_new: int = 1,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence over its cached tokens, including itself (append first).
+    """Attention of the last num_new tokens of each sequence over its cached tokens up to themselves (append first).
 
-    Args: query: [batch, query_heads, head_dim], contiguous but for the stride of sequences; bf16 or fp16. key_pages,
-    value_pages: the planes of one layer, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads, page_size, head_dim].
-    block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences. lengths: int32
-    [batch], cached tokens per sequence; 0 is a padded row, which gives zeros. page_size: tokens per page for NHD; HND
-    pages say it themselves. scale: factor on the scores; None: 1 / sqrt(head_dim). output: tensor to write to, [batch,
-    query_heads, head_dim]; None: a new tensor. workspace: made by decode_workspace. Its method `divide` must have been
-    called for these lengths, once a step for all layers with the same window; only tokens within that window are read.
-    None: a new workspace without a window.
+    Args: query: [batch * num_new, query_heads, head_dim], contiguous but for the stride of tokens; bf16 or fp16.
+    key_pages, value_pages: one layer's planes, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads, page_size,
+    head_dim]. block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
+    lengths: int32 [batch], cached tokens per sequence, new ones included; 0 is a padded row, which gives zeros.
+    page_size: tokens per page for NHD; HND pages say it themselves. scale: factor on the scores; None: 1 /
+    sqrt(head_dim). output: tensor to write to, as large as the query; None: a new tensor. workspace: made by
+    decode_workspace. Its method `divide` must have been called for these lengths, once a step for all layers with the
+    same window; only tokens within that window are read. None: a new workspace without a window. num_new: new tokens of
+    each sequence; more than 1 need a workspace without a window.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
 
     """
-    batch, query_heads, head_dim = query.shape
+    num_tokens, query_heads, head_dim = query.shape
     kv_heads, is_hnd = key_pages.shape[1], key_pages.dim() == 4
     page_size = key_pages.shape[2] if is_hnd else page_size or 1
-    _check_decode(query, key_pages, value_pages, block_table, lengths)
+    _check_decode(query, key_pages, value_pages, block_table, lengths, num_new)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device) if output is None else output
-    workspace = workspace or _divided(query, kv_heads, lengths)
-    workspace.check(lengths)
-    tiling = tiling or DecodeTiling()
-    group = query_heads // kv_heads
+    workspace = workspace or _divided(query, kv_heads, lengths, num_new)
+    _check_workspace(workspace, lengths, num_new)
+    tiling, group = tiling or DecodeTiling(), num_new * query_heads // kv_heads
     decode_part_kernel[kv_heads, workspace.shares](
         query,
         key_pages,
@@ -190,9 +182,10 @@ def paged_decode(
         PAGE=page_size,
         HND=is_hnd,
         TOKENS=workspace.block_tokens,
-        BATCH=batch,
+        BATCH=num_tokens // num_new,
         SHARES=workspace.shares,
         WINDOW=workspace.window,
+        NEW=num_new,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
         launch_pdl=can_begin_early(query.device),
@@ -201,10 +194,16 @@ def paged_decode(
     return output
 
 
-def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> DecodeWorkspace:
+def _check_workspace(workspace: DecodeWorkspace, lengths: torch.Tensor, num_new: int) -> None:
+    workspace.check(lengths)
+    if num_new > 1 and workspace.window:
+        raise ValueError("several new tokens of a sequence see all tokens before them; divide without a window")
+
+
+def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor, num_new: int) -> DecodeWorkspace:
     """Returns a new workspace in which sequences of these lengths are divided into equal shares for the programs."""
-    batch, query_heads, head_dim = query.shape
-    workspace = decode_workspace(batch, query_heads, kv_heads, head_dim, query.device)
+    _, query_heads, head_dim = query.shape
+    workspace = decode_workspace(len(lengths), query_heads, kv_heads, head_dim, query.device, num_new=num_new)
     workspace.divide(lengths)
     return workspace
 
@@ -215,8 +214,12 @@ def _check_decode(
     value_pages: torch.Tensor,
     block_table: torch.Tensor,
     lengths: torch.Tensor,
+    num_new: int,
 ) -> None:
-    batch, query_heads, head_dim = query.shape
+    num_tokens, query_heads, head_dim = query.shape
+    batch = num_tokens // num_new
+    if num_tokens % num_new:
+        raise ValueError(f"{num_tokens} tokens are not {num_new} of each sequence")
     if key_pages.shape != value_pages.shape or not (key_pages.is_contiguous() and value_pages.is_contiguous()):
         raise ValueError(f"K and V pages must be contiguous and alike: {key_pages.shape}, {value_pages.shape}")
     if key_pages.shape[-1] != head_dim or query_heads % key_pages.shape[1]:

@@ -120,7 +120,7 @@ def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form
 
 
 def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
-    size = _column("batch") if has_free_rows else _graph
+    size = _batch if has_free_rows else _graph
     terms = {"base": _one, "per_request": size, "per_context_token": _column("context_tokens"), **_empty_rows(rows)}
     return Form("affine", terms, ("batch", "context_tokens"), has_free_rows=has_free_rows)
 
@@ -163,7 +163,7 @@ def misfit(form: Form, rows: Rows) -> float:
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
     """The terms of a decode step with a table over the sizes of graphs, or over batch sizes if empty rows are free."""
-    lines, size = decode_form(rows, has_free_rows=has_free_rows), _column("batch") if has_free_rows else _graph
+    lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _graph
     knots = _knots(size(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
     return replace(lines, name="table", terms={"first": _one, **_steps(size, knots), **beyond}, knots=knots)
@@ -228,9 +228,14 @@ def _knots(values: Floats) -> tuple[float, ...]:
     return tuple(float(value) for value in known)
 
 
+def _batch(columns: Columns) -> Floats:
+    """Number of tokens that each step computes: one for each request, or those that it verifies."""
+    return columns["batch"] * columns.get("verified", 1)
+
+
 def _graph(columns: Columns) -> Floats:
-    """Batch size that each step computes, including the empty rows of its CUDA graph."""
-    return np.maximum(columns["batch"], columns.get("graph", 0))
+    """Number of tokens that each step computes, including those of the empty rows of its CUDA graph."""
+    return np.maximum(columns["batch"], columns.get("graph", 0)) * columns.get("verified", 1)
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
@@ -239,7 +244,7 @@ def _empty_rows(rows: Rows) -> dict[str, Term]:
     """
 
     def tokens(columns: Columns) -> Floats:
-        return np.asarray(columns["context_tokens"] * (_graph(columns) / columns["batch"] - 1))
+        return np.asarray(columns["context_tokens"] * (_graph(columns) / _batch(columns) - 1))
 
     return {"per_empty_row_token": tokens} if tokens(rows.columns).any() else {}
 

@@ -41,13 +41,13 @@ class Kind(NamedTuple):
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
 KINDS: dict[str, Kind] = {
     "prefill": Kind(("new_tokens", "context_tokens"), {"prompts": 1.0, "end_s": 0.0}, role="prefill"),
-    "decode": Kind(("batch", "context_tokens"), {"graph": 0.0}, role="decode"),
+    "decode": Kind(("batch", "context_tokens"), {"graph": 0.0, "verified": 1.0}, role="decode"),
     "gather": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "scatter": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "transfer": _TRANSFER,
     "host": Kind((), {"new_tokens": 0.0}, name="what"),
     "clock": Kind(("new_tokens", "busy_us"), role="prefill"),
-    "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "rest_us": nan}, role="decode"),
+    "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "verified": 1.0, "rest_us": nan}, role="decode"),
     "sending": _TRANSFER._replace(role="decode"),
     "handover": _TRANSFER._replace(role="decode"),
     "ttft": Kind(("new_tokens", "context_tokens"), role="prefill"),
@@ -156,8 +156,8 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Says which rows were left out, and why."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """The different devices, models, data types, ep and graph sizes in rows of prefill and decode. Other rows may have
-    been measured on the host.
+    """The different devices, models, data types, ep, verified tokens and graph sizes in rows of prefill and decode.
+    Other rows may have been measured on the host.
     """
 
     def of(self, kind: str) -> tuple[Rows, ...]:
@@ -223,8 +223,12 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
         raise ConfigError(f"{', '.join(map(str, paths))}: no row to fit; kinds are {', '.join(KINDS)}")
     if len(graphs := _distinct(forwards, [PREFILL_GRAPHS])) > 1:
         raise ConfigError(f"{', '.join(map(str, paths))}: {PREFILL_GRAPHS} of rows differ: {' and '.join(graphs)}")
+    counts = sorted({row["verified"] for (kind, *_), values in found.items() if kind == "decode" for row in values})
+    if len(counts) > 1:
+        texts = " and ".join(f"{count:g}" for count in counts)
+        raise ConfigError(f"{', '.join(map(str, paths))}: decode rows verify {texts} tokens; fit rows of one number")
     rows = [Rows(kind, name, _columns(values), ranks) for (kind, name, ranks), values in found.items()]
-    kept = {"device": DEVICE, **{name: (name,) for name in ("model", "dtype", "ep", PREFILL_GRAPHS)}}
+    kept = {"device": DEVICE, **{name: (name,) for name in ("model", "dtype", "ep", "verified", PREFILL_GRAPHS)}}
     setups = {name: _distinct(forwards, columns) for name, columns in kept.items()}
     return Measurements(tuple(rows), tuple(provenance), forwards=setups)
 

@@ -43,8 +43,10 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
     The times come from the scenario's cost model; if that model has no times of single layers, from the model
     `kernels`. Draft forwards belong to the decode step, so the host time between steps counts once per step.
     """
-    layout, decoding = layout_of(scenario, role), scenario.servers[1]
+    layout, decoding, measured = layout_of(scenario, role), scenario.servers[1], scenario.cost.measured
     if layout.draft is None or decoding.speculative_drafting is not None:
+        return None
+    if measured is not None and measured.draft_tokens is not None:
         return None
     costs = scenario.cost.prefill if role == "prefill" else scenario.cost.decode
     settings = costs if isinstance(costs, Kernels | Roofline) else Kernels()

@@ -63,6 +63,10 @@ class Setup(Section):
     """Context-parallel size of prefill: number of groups of GPUs that share a prompt."""
     dcp: int = 1
     """Decode context parallelism: number of GPUs that divide each request's KV."""
+    draft_tokens: int | None = None
+    """Number of tokens that decode steps verify for each request. Measured times then include drafting. None: not
+    known, or times of steps without drafts.
+    """
 
     def __str__(self) -> str:
         return ", ".join(part for part in self.parts().values() if part)
@@ -87,6 +91,7 @@ class Setup(Section):
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
             "dcp": "" if self.dcp == 1 else f"DCP{self.dcp} decode",
+            "draft_tokens": f"{self.draft_tokens} draft tokens" if (self.draft_tokens or 1) > 1 else "",
             "device": self.device,
         }
 

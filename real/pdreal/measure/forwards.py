@@ -9,7 +9,7 @@ import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, count, pairwise
 from multiprocessing import get_context
@@ -21,12 +21,14 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, Work, whole_tables
+from pdreal.control.tasks import DecodeBatch, DraftRows, PrefillBatch, PrefillInput, Work, whole_tables
 from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.measure.rows import Call, Row, once_us, repeat_each_us, row_of
+from pdreal.model.draft import DraftHead
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
+from pdreal.rank.drafting import Drafter
 from pdreal.rank.graphs import batch_sizes
 from pdreal.rank.runner import ModelRunner
 from pdreal.settings.model import ModelConfig
@@ -103,7 +105,7 @@ class Followers:
 
 class _LedRunner(ModelRunner):
     def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Instruction], None]) -> None:
-        super().__init__(model, **sizes)
+        super().__init__(model, **_with_drafter(model, sizes))
         self._tell = tell
 
     def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
@@ -115,6 +117,15 @@ class _LedRunner(ModelRunner):
         return super().decode(batch)
 
 
+def _with_drafter(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of ModelRunner. sizes: the arguments, with `num_verified` in place of the drafter."""
+    arguments = dict(sizes)
+    num_verified = arguments.pop("num_verified", 1)
+    if num_verified > 1:
+        arguments["drafter"] = Drafter(DraftHead(model), num_verified, arguments["max_running_requests"])
+    return arguments
+
+
 def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
     """Computes the forwards that the first rank sends, until the first rank sends None or is gone."""
     torch.set_num_threads(num_threads)
@@ -123,7 +134,7 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
     with suppress(EOFError, KeyboardInterrupt):
         while (message := pipe.recv()) is not None:
             if isinstance(message, dict):
-                runner = ModelRunner(model, **message)
+                runner = ModelRunner(model, **_with_drafter(model, message))
                 with torch.inference_mode():
                     runner.kv.memory.normal_()
             elif runner is not None:
@@ -194,9 +205,13 @@ Case = PrefillCase | DecodeCase
 
 
 class ForwardBench:
-    def __init__(self, runner: ModelRunner, seconds: float) -> None:
-        """seconds: time for each row. At least three repeats are made."""
+    def __init__(self, runner: ModelRunner, seconds: float, num_verified: int = 1) -> None:
+        """seconds: time for each row. At least three repeats are made.
+
+        num_verified: number of tokens of each request that a decode step verifies. 1: the runner has no drafter.
+        """
         self._runner = runner
+        self._num_verified = num_verified
         self._seconds = seconds
         self._num_tokens = 0
         """Number of tokens given to prompts and steps so far."""
@@ -255,13 +270,17 @@ class ForwardBench:
     def decode(self, case: DecodeCase) -> Row:
         graph = graph_of(case.batch_size, self._runner.model.device)
         steps = (self._decoding(case, is_first=i == 0) for i in count())
-        return row_of("decode", self._times_us(steps), graph=graph, **_sizes(case))
+        verified = self._num_verified if self._num_verified > 1 else None
+        return row_of("decode", self._times_us(steps), graph=graph, verified=verified, **_sizes(case))
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
         """Returns a decode step. Page tables are set in the first step of a batch only, as in a run."""
-        tables = self._page_tables([context + 1 for context in case.contexts]) if is_first else []
-        tokens = tuple(self._tokens(case.batch_size))
-        return partial(self._runner.decode, DecodeBatch(tokens, case.contexts, whole_tables(tables)))
+        num_new, size = self._num_verified, case.batch_size
+        tables = self._page_tables([context + num_new for context in case.contexts]) if is_first else []
+        batch = DecodeBatch(tuple(self._tokens(size)), case.contexts, whole_tables(tables))
+        if num_new > 1:
+            batch = batch._replace(drafts=DraftRows(tuple(range(1, size + 1)), (1,) * size, ((),) * size, ()))
+        return partial(self._runner.decode, batch)
 
     def _times_us(self, forwards: Iterator[Call], pause_seconds: float = 0) -> list[float]:
         return repeat_each_us(forwards, self._seconds, warm_ups=_WARM_UPS, pause_seconds=pause_seconds)
@@ -285,6 +304,7 @@ def forward_rows(
     seconds: float,
     left_out: Callable[[str], None],
     followers: Followers | None = None,
+    num_verified: int = 1,
 ) -> Iterator[Row]:
     """Yields rows of all cases that fit the model and this machine's memory. left_out is called for each other case.
 
@@ -292,19 +312,26 @@ def forward_rows(
     tokens choose the same experts (experiments/moe-h200).
 
     followers: the other ranks. None: there is one rank.
+
+    num_verified: number of tokens of each request that decode steps verify, with an EAGLE head that also computes
+    prompts. 1: there are no drafts.
     """
     cases = sorted(cases, key=lambda case: not isinstance(case, DecodeCase))
-    if possible := _possible(model, page_size, cases, left_out):
-        bench = _bench(model, page_size, possible, seconds, followers)
+    if possible := _possible(model, page_size, cases, left_out, num_verified):
+        bench = _bench(model, page_size, possible, seconds, followers, num_verified)
         for case in possible:
             yield from bench.measure(case)
 
 
-def _possible(model: Transformer, page_size: int, cases: Sequence[Case], left_out: Callable[[str], None]) -> list[Case]:
-    most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // kv_page_bytes(model.config, model.dtype, page_size)
+def _possible(
+    model: Transformer, page_size: int, cases: Sequence[Case], left_out: Callable[[str], None], num_verified: int
+) -> list[Case]:
+    num_layers = model.config.num_layers + (num_verified > 1)
+    page_bytes = kv_page_bytes(replace(model.config, num_layers=num_layers), model.dtype, page_size)
+    most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // page_bytes
     possible = []
     for case in cases:
-        if reason := _reason_against(case, model.config, _num_pages(case, page_size), most_pages):
+        if reason := _reason_against(case, model.config, _num_pages(case, page_size, num_verified), most_pages):
             left_out(f"{case}: {reason}")
         else:
             possible.append(case)
@@ -312,21 +339,28 @@ def _possible(model: Transformer, page_size: int, cases: Sequence[Case], left_ou
 
 
 def _bench(
-    model: Transformer, page_size: int, cases: Sequence[Case], seconds: float, followers: Followers | None = None
+    model: Transformer,
+    page_size: int,
+    cases: Sequence[Case],
+    seconds: float,
+    followers: Followers | None = None,
+    num_verified: int = 1,
 ) -> ForwardBench:
     """A bench whose runner is large enough for the largest case."""
     sizes: dict[str, Any] = {
-        "num_pages": max(_num_pages(case, page_size) for case in cases),
+        "num_pages": max(_num_pages(case, page_size, num_verified) for case in cases),
         "page_size": page_size,
         "max_running_requests": max((case.batch_size for case in cases if isinstance(case, DecodeCase)), default=0),
         "prefills": not all(isinstance(case, DecodeCase) for case in cases),
+        "num_verified": num_verified,
     }
-    return ForwardBench(ModelRunner(model, **sizes) if followers is None else followers.runner(sizes), seconds)
+    runner = ModelRunner(model, **_with_drafter(model, sizes)) if followers is None else followers.runner(sizes)
+    return ForwardBench(runner, seconds, num_verified)
 
 
-def _num_pages(case: Case, page_size: int) -> int:
+def _num_pages(case: Case, page_size: int, num_verified: int) -> int:
     if isinstance(case, DecodeCase):
-        return sum(-(-(context + 1) // page_size) for context in case.contexts)
+        return sum(-(-(context + num_verified) // page_size) for context in case.contexts)
     return case.num_prompts * -(-case.num_kv_tokens // page_size)
 
 

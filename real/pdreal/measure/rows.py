@@ -67,6 +67,8 @@ class Row:
     batch: int | None = None
     graph: int | None = None
     """Size of the CUDA graph that runs the batch."""
+    verified: int | None = None
+    """Number of tokens of each request that the step verifies. None: the step verifies no drafts."""
     prefill_graphs: str | None = None
     """Sizes in tokens of the CUDA graphs for short prefill forwards, separated by spaces."""
     context_tokens: int | None = None

@@ -14,7 +14,7 @@ from pdreal.measure.serving import message_row, serving_rows
 from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.parallel import TensorParallel
 from pdreal.settings.host import LaunchError
-from pdreal.settings.model import ModelConfig, ModelError, from_catalog
+from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig, ModelError, from_catalog
 from pdreal.settings.options import Options
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
@@ -38,6 +38,8 @@ class Measurement:
     kinds: tuple[Kind, ...]
     plan: Plan
     rounds: int
+    draft_tokens: int = 1
+    """Number of tokens of each request that decode steps verify. 1: there are no drafts."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,7 +82,14 @@ class Measurement:
         if "host" in self.kinds:
             yield message_row(self.options.hosts)
             yield from serving_rows(
-                self.model.name, self.options, self.page_size, self.tp, self.ep, self.plan, left_out
+                self.model.name,
+                self.options,
+                self.page_size,
+                self.tp,
+                self.ep,
+                self.plan,
+                left_out,
+                draft_tokens=self.draft_tokens,
             )
 
     def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
@@ -102,7 +111,8 @@ class Measurement:
         )
         with Followers(ranked) as followers:
             model = followers.model
-            yield from forward_rows(model, self.page_size, cases, self.plan.seconds, left_out, followers)
+            seconds, num_verified = self.plan.seconds, self.draft_tokens
+            yield from forward_rows(model, self.page_size, cases, seconds, left_out, followers, num_verified)
         del followers, model
         _release_memory(self.device)
 
@@ -114,7 +124,15 @@ def _release_memory(device: torch.device) -> None:
 
 
 def measurement(
-    model: str, options: Options, page_size: int, tp: int, ep: int, only: str | None, plan: Plan, rounds: int
+    model: str,
+    options: Options,
+    page_size: int,
+    tp: int,
+    ep: int,
+    only: str | None,
+    plan: Plan,
+    rounds: int,
+    draft_tokens: int = 1,
 ) -> Measurement:
     """Makes a measurement from flags. only: kinds, separated by commas. Raises ConfigError for wrong flags, or
     LaunchError if this machine lacks a needed device or package.
@@ -132,6 +150,10 @@ def measurement(
         config = from_catalog(model)
     except (ModelError, CatalogError) as wrong:
         raise ConfigError(f"--model: {wrong}") from None
+    if draft_tokens > MOST_VERIFIED_TOKENS:
+        raise ConfigError(f"--draft-tokens: at most {MOST_VERIFIED_TOKENS}, found {draft_tokens}")
+    if draft_tokens > 1 and (config.llama.window_layers or (config.latent and options.device == "cuda")):
+        raise ConfigError(f"--draft-tokens: {config.name} has sliding windows or latent KV, beside which none draft")
     if ep not in (1, tp):
         raise ConfigError(f"--ep: expected 1 or all {tp} ranks of an instance, found {ep}")
     try:
@@ -147,6 +169,7 @@ def measurement(
         kinds=kinds,
         plan=plan,
         rounds=rounds,
+        draft_tokens=draft_tokens,
     )
 
 

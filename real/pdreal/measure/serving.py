@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from itertools import chain, groupby, pairwise
 from pathlib import Path
 from time import perf_counter_ns
@@ -104,18 +105,29 @@ _VOCABULARY = 512
 
 
 def serving_rows(
-    model: str, options: Options, page_size: int, tp: int, ep: int, plan: Plan, left_out: Callable[[str], None]
+    model: str,
+    options: Options,
+    page_size: int,
+    tp: int,
+    ep: int,
+    plan: Plan,
+    left_out: Callable[[str], None],
+    *,
+    draft_tokens: int = 1,
 ) -> Iterator[Row]:
     """Yields rows measured with the first available transfer engine, and only rows of handovers and sending with the
     other engines. Missing engines are reported.
 
     With several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
+
+    draft_tokens: number of tokens of each request that decode steps verify, of which they accept none but the last, so
+    that batches stay unchanged. 1: there are no drafts.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
         if has_rows and tp > 1:
             return
-        scenario = _scenario(model, page_size, tp, ep, transport, plan)
+        scenario = _scenario(model, page_size, tp, ep, transport, plan, draft_tokens)
         try:
             loading_us, records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
@@ -130,27 +142,36 @@ def serving_rows(
             yield from _end_rows(records)
             waves_end_ns = max(wave.end_ns or 0 for wave in waves)
             of_batches = [step for step in records.steps if step.start_ns > waves_end_ns]
-            yield from _loop_rows(of_batches, plan.served_batches, torch.device(options.device), left_out)
+            for row in _loop_rows(of_batches, plan.served_batches, torch.device(options.device), left_out):
+                yield row if draft_tokens == 1 else replace(row, verified=draft_tokens)
             has_rows = True
         beside_decode = [row for row in records.transfers if row.end_ns < (companion.end_ns or 0)]
         yield from _sending_rows(waves, beside_decode, transport)
         yield _handover_row(alone, records.transfers, transport)
 
 
-def _scenario(model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan) -> dict[str, object]:
+def _scenario(
+    model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan, draft_tokens: int
+) -> dict[str, object]:
     """Returns a scenario that runs on any GPU. The scenario names a GPU of the catalog, but real mode does not use that
     entry.
     """
     largest_batch = max(plan.served_batches)
-    pool_pages = -(-(plan.served_tokens + plan.served_outputs + page_size) // page_size) * largest_batch
+    of_request = plan.served_tokens + plan.served_outputs + 2 * draft_tokens + page_size
+    pool_pages = -(-of_request // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
     server = {"gpu": "h200", "tp": tp, "ep": ep, "pool_tokens": pool_tokens, "radix_cache": False}
     server["max_running_requests"] = largest_batch
+    drafts = {"algorithm": "EAGLE", "num_steps": draft_tokens - 1, "accept_length": 1} if draft_tokens > 1 else {}
     return {
         "model": model,
         "page_size": page_size,
         "prefill": {**server, "chunked_prefill_tokens": 8192},
-        "decode": {**server, "admission": {"use": "reserve_decode_tokens", "reserved_tokens": page_size}},
+        "decode": {
+            **server,
+            "admission": {"use": "reserve_decode_tokens", "reserved_tokens": page_size},
+            **{f"speculative_{name}": value for name, value in drafts.items()},
+        },
         "network": {"transport": transport},
         "health": {},
         "workload": {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1},

@@ -175,22 +175,32 @@ class GatheredDecode:
 
 
 class KernelDecode:
-    """Attention of one token per sequence, for GPUs and their CUDA graphs. Triton kernels read the pages directly."""
+    """Attention of the last tokens of each sequence, for GPUs and their CUDA graphs. Triton kernels read the pages
+    directly.
+    """
 
-    def __init__(self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor) -> None:
-        """int32 tensors on the device: positions [batch] of the tokens, page_tables [batch, pages]."""
+    def __init__(
+        self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor, num_new: int = 1
+    ) -> None:
+        """int32 tensors on the device: positions [batch] of the first new tokens, page_tables [batch, pages].
+
+        num_new: number of new tokens of each sequence.
+        """
         from pdkernels import decode_workspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._kv = kv
-        self._lengths = positions + 1
-        pages = page_tables.gather(1, (positions // kv.page_size)[:, None].long())[:, 0]
-        self._new_slots = pages * kv.page_size + positions % kv.page_size
+        self._num_new = num_new
+        self._lengths = positions + num_new
+        new = positions[:, None] + torch.arange(num_new, dtype=positions.dtype, device=positions.device)
+        pages = page_tables.gather(1, (new // kv.page_size).long())
+        self._new_slots = (pages * kv.page_size + new % kv.page_size).flatten()
         batch, heads, device = len(positions), model.num_query_heads, positions.device
         self._workspaces: dict[int, DecodeWorkspace] = {}
         """Workspaces by window. 0: of layers without a window."""
         for window in model.config.windows:
             if (latent := model.config.latent) is None:
-                workspace = decode_workspace(batch, heads, model.num_kv_heads, model.config.head_dim, device)
+                shape = batch, heads, model.num_kv_heads, model.config.head_dim
+                workspace = decode_workspace(*shape, device, num_new=num_new)
             else:
                 workspace = latent_workspace(batch, heads, latent.kv_lora_rank, device)
             workspace.divide(self._lengths, window)
@@ -203,7 +213,7 @@ class KernelDecode:
         self._kv.append(layer, self._new_slots, key, value)
         keys, values = self._kv.layer(layer)
         where: dict[str, Any] = {"page_size": self._kv.page_size, "workspace": self._workspaces[window]}
-        attended: Tensor = paged_decode(query, keys, values, *self._sequences, **where)
+        attended: Tensor = paged_decode(query, keys, values, *self._sequences, num_new=self._num_new, **where)
         return attended
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:

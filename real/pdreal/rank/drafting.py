@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pdreal.control.tasks import DraftRows, PrefillBatch, PrefillInput, Seed
+from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, Seed
 from pdreal.model.draft import DraftHead
 from pdreal.model.transformer import Attend
 
@@ -27,7 +27,7 @@ UNTAUGHT = -1
 
 
 class VerifyRows(NamedTuple):
-    """Inputs of a step for each row. A row of padding accepts no token."""
+    """Inputs of a step for each row."""
 
     tokens: Tensor
     """Last token of each sequence, [rows]."""
@@ -41,12 +41,18 @@ class VerifyRows(NamedTuple):
     """Tokens to verify in place of the head's proposals, [rows, V - 1]. UNTAUGHT: the proposal."""
 
 
-def rows_of(
-    tokens: Sequence[int], num_kv_tokens: Sequence[int], drafts: DraftRows, num_verified: int
-) -> list[list[int] | list[list[int]]]:
-    """Returns the fields of VerifyRows as lists."""
+def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
+    """Returns the fields of VerifyRows, and each column of `taught`, as lists."""
+    drafts = batch.drafts
+    assert drafts is not None
     taught = [[*given, *[UNTAUGHT] * (num_verified - 1 - len(given))] for given in drafts.taught]
-    return [list(tokens), list(num_kv_tokens), list(drafts.slots), list(drafts.num_accepted), taught]
+    return [batch.tokens, batch.num_kv_tokens, drafts.slots, drafts.num_accepted, *zip(*taught, strict=True)]
+
+
+def rows_of(columns: Tensor) -> VerifyRows:
+    """Returns the rows whose fields lie in columns, [columns, rows]."""
+    tokens, positions, slots, num_accepted = columns[:4]
+    return VerifyRows(tokens, positions, slots, num_accepted, columns[4:].t())
 
 
 class Drafter:
@@ -99,11 +105,10 @@ class Drafter:
     def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
         """Returns the drafts of each row, [rows, V - 1]."""
         proposal, hidden = self._proposals[rows.slots], self._hidden[rows.slots]
-        is_live = (rows.num_accepted > 0).to(rows.positions.dtype)
         drafts: list[Tensor] = []
         for i in range(self.num_verified - 1):
             if drafts:
-                positions = rows.positions + (i - 1) * is_live
+                positions = rows.positions + (i - 1)
                 hidden = self.head.hidden(drafts[-1], hidden, positions, attend_one(positions))
                 proposal = self.head.propose(hidden)
             taught = rows.taught[:, i].to(proposal.dtype)

@@ -17,6 +17,7 @@ from pdreal.memory.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.model.attention import KernelDecode
 from pdreal.model.transformer import Attend, Transformer
 from pdreal.model.weights import LatentHeads
+from pdreal.rank.drafting import Drafter, followers_of
 from pdreal.transports.streams import begin_to_host, to_host
 
 if TYPE_CHECKING:
@@ -89,16 +90,16 @@ def batch_sizes(largest: int) -> list[int]:
 class _StepInputs(NamedTuple):
     """Views of one array of int32, on the host and on the device."""
 
-    tokens: Tensor
-    """Input token of each sequence: [largest batch]."""
-    positions: Tensor
-    """[largest batch]: number of KV tokens before each token."""
+    columns: Tensor
+    """Inputs of each sequence, [columns, largest batch]: its last token, the number of KV tokens before that token, and
+    what else a step needs."""
     page_tables: Tensor
     """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
     @classmethod
-    def of(cls, array: Tensor, largest: int) -> "_StepInputs":
-        return cls(array[:largest], array[largest : 2 * largest], array[2 * largest :].view(largest, -1))
+    def of(cls, array: Tensor, num_columns: int, largest: int) -> "_StepInputs":
+        num_small = num_columns * largest
+        return cls(array[:num_small].view(num_columns, largest), array[num_small:].view(largest, -1))
 
 
 class LaunchedStep(NamedTuple):
@@ -112,16 +113,31 @@ class DecodeGraphs(_Graphs):
     """Graphs of decode steps. A step uploads only the inputs that changed."""
 
     def __init__(
-        self, model: Transformer, kv: PagedKv, max_running_requests: int, *, records_experts: bool = False
+        self,
+        model: Transformer,
+        kv: PagedKv,
+        max_running_requests: int,
+        *,
+        records_experts: bool = False,
+        num_columns: int = 2,
+        num_ahead_tokens: int = 1,
     ) -> None:
+        """num_columns: number of inputs of each sequence besides its page table.
+
+        num_ahead_tokens: number of tokens behind those with KV for which a sequence may have pages.
+        """
         self.hidden = torch.empty(0)
         """Hidden states of the last step's tokens, from which logits are made."""
         self._sizes = batch_sizes(max_running_requests)
         self._largest = self._sizes[-1]
-        num_pages = min(kv.num_pages, -(-model.config.max_context_tokens // kv.page_size))
-        super().__init__(model, kv, self._largest * (2 + num_pages), records_experts=records_experts)
-        self._host_inputs, self._device_inputs = (_StepInputs.of(a, self._largest) for a in (self._host, self._device))
+        num_pages = min(kv.num_pages, -(-(model.config.max_context_tokens + num_ahead_tokens) // kv.page_size))
+        super().__init__(model, kv, self._largest * (num_columns + num_pages), records_experts=records_experts)
+        self._host_inputs, self._device_inputs = (
+            _StepInputs.of(array, num_columns, self._largest) for array in (self._host, self._device)
+        )
         self._on_host = tuple(part.numpy() for part in self._host_inputs)
+        self._num_scratch = -(-num_ahead_tokens // kv.page_size)
+        """Number of pages that a row without a sequence writes to."""
         self._num_used = 0
         """Number of rows in use. The page tables of all later rows begin with the scratch page."""
         self._best: dict[int, Tensor] = {}
@@ -146,20 +162,23 @@ class DecodeGraphs(_Graphs):
         return self._best[size][:num_requests]
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
-        """Uploads tokens and positions, and the page tables from the first changed row to the last. The inputs may be
+        """Uploads the columns, and the page tables from the first changed row to the last. The inputs may be
         overwritten because the step before has ended.
         """
-        tokens, positions, _ = self._on_host
+        columns, _ = self._on_host
         num_requests = len(batch.tokens)
-        tokens[:num_requests] = batch.tokens
-        positions[:num_requests] = batch.num_kv_tokens
-        tokens[num_requests:size] = 0
-        positions[num_requests:size] = 0
-        num_small = 2 * self._largest
+        for column, values in zip(columns, self._columns(batch), strict=True):
+            column[:num_requests] = values
+            column[num_requests:size] = 0
+        num_small = columns.size
         self._device[:num_small].copy_(self._host[:num_small], non_blocking=True)
         if rows := self._change_tables(batch):
             changed = slice(min(rows), max(rows) + 1)
             self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
+
+    def _columns(self, batch: DecodeBatch) -> Sequence[Sequence[int]]:
+        """Returns the inputs of the batch's sequences, column by column."""
+        return batch.tokens, batch.num_kv_tokens
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
         """Changes page tables on the host. Returns the rows that changed."""
@@ -168,12 +187,13 @@ class DecodeGraphs(_Graphs):
             page_tables[row, start : start + len(pages)] = pages
         num_requests = len(batch.tokens)
         left = range(num_requests, self._num_used)
-        page_tables[left.start : left.stop, 0] = SCRATCH_PAGE
+        page_tables[left.start : left.stop, : self._num_scratch] = SCRATCH_PAGE
         self._num_used = num_requests
         return [*left, *(change.row for change in batch.changes)]
 
     def _forward(self, size: int) -> None:
-        tokens, positions, page_tables = (part[:size] for part in self._device_inputs)
+        tokens, positions = self._device_inputs.columns[:, :size].unbind()
+        page_tables = self._device_inputs.page_tables[:size]
         self._compute(size, tokens, positions, KernelDecode(self._kv, self._model, positions, page_tables))
         self._best[size] = self._model.best_tokens(self._model.logits_of(self._hidden[size]))
 
@@ -211,7 +231,10 @@ class _ForwardInputs(NamedTuple):
 class PrefillGraphs(_Graphs):
     """CUDA graphs of short prefill forwards, one for each size in tokens."""
 
-    def __init__(self, model: Transformer, kv: PagedKv, *, records_experts: bool = False) -> None:
+    def __init__(
+        self, model: Transformer, kv: PagedKv, *, records_experts: bool = False, drafter: Drafter | None = None
+    ) -> None:
+        """drafter: its head computes each forward's tokens after the graph, kernel by kernel. None: there is none."""
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._most_pages = kv.num_pages + _MOST_SEQUENCES
@@ -219,6 +242,7 @@ class PrefillGraphs(_Graphs):
         most_tiles = 1 + largest // TILE_TOKENS + _MOST_SEQUENCES
         sizes = [largest, largest, largest, _MOST_SEQUENCES, 1, 4 * most_tiles, self._most_pages]
         self._num_small = sum(sizes[:-1])
+        self._drafter = drafter
         super().__init__(model, kv, sum(sizes), records_experts=records_experts)
         self._on_device = _ForwardInputs.of(self._device, sizes)
         self._on_host = [part.numpy() for part in _ForwardInputs.of(self._host, sizes)]
@@ -239,7 +263,22 @@ class PrefillGraphs(_Graphs):
         size = next(size for size in SIZES if size >= num_tokens)
         self._upload(batch, size)
         self._run(size, num_tokens)
-        return self._hidden[size][: len(batch.chunks)]
+        if self._drafter is None:
+            return self._hidden[size][: len(batch.chunks)]
+        return self._hidden[size][self._on_device.last[: len(batch.chunks)]]
+
+    def draft(self, batch: PrefillBatch, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Computes the head's KV of the batch that `hidden` has just computed. Returns the head's first proposals, and
+        the hidden states behind them. chosen: the token that the target chose after each chunk.
+        """
+        assert self._drafter is not None
+        followers = followers_of(batch, chosen)
+        size = next(size for size in SIZES if size >= len(followers))
+        tokens = torch.tensor([*followers, *[0] * (size - len(followers))], device=self._device.device)
+        given = self._on_device
+        attend = PagedAttention(self._kv, given.slots[:size], given.tiles, given.num_tiles, given.pages)
+        last = given.last[: len(batch.chunks)]
+        return self._drafter.prefill(tokens, self._hidden[size], given.positions[:size], attend, last)
 
     def _num_pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self._kv.page_size)
@@ -277,19 +316,23 @@ class PrefillGraphs(_Graphs):
 
     def _forward(self, size: int) -> None:
         given = self._on_device
-        attend = _PagedAttention(self._kv, given, size)
-        self._compute(size, given.tokens[:size], given.positions[:size], attend, given.last)
+        attend = PagedAttention(self._kv, given.slots[:size], given.tiles, given.num_tiles, given.pages)
+        rows = given.last if self._drafter is None else None
+        self._compute(size, given.tokens[:size], given.positions[:size], attend, rows)
 
 
-class _PagedAttention:
+class PagedAttention:
     """Attention of chunks of several sequences over their pages. The number and lengths of chunks are read on the
     device.
     """
 
-    def __init__(self, kv: PagedKv, given: _ForwardInputs, size: int) -> None:
+    def __init__(self, kv: PagedKv, slots: Tensor, tiles: Tensor, num_tiles: Tensor, pages: Tensor) -> None:
+        """slots: where the KV of each new token goes, [tokens]. tiles, num_tiles, pages: as pdkernels.attention.
+        paged_prefill takes them.
+        """
         self._kv = kv
-        self._slots = given.slots[:size]
-        self._lists = given.tiles, given.num_tiles, given.pages
+        self._slots = slots
+        self._lists = tiles, num_tiles, pages
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int = 0) -> Tensor:
         from pdkernels.attention.paged_prefill import paged_prefill  # noqa: PLC0415

@@ -12,7 +12,6 @@ from pdreal.control.expert_counts import ExpertCounts, count
 from pdreal.control.requests import Draw, Logprobs
 from pdreal.control.tasks import (
     DecodeBatch,
-    DraftRows,
     ForgetKv,
     PrefillBatch,
     PrefillInput,
@@ -24,8 +23,9 @@ from pdreal.control.tasks import (
 from pdreal.memory.paged_kv import HostKv, PagedKv, SavedKv
 from pdreal.model.attention import GatheredDecode, PagedPrefill
 from pdreal.model.transformer import Transformer
-from pdreal.rank.drafting import Drafter, VerifyRows, followers_of, rows_of, seeds_of, verified_chunks
+from pdreal.rank.drafting import Drafter, columns_of, followers_of, rows_of, seeds_of, verified_chunks
 from pdreal.rank.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
+from pdreal.rank.verify_graphs import VerifyGraphs
 from pdreal.transports.streams import to_host, wait_for_engines
 from pdsim.core.messages import LoadBack, WriteBackup
 
@@ -144,10 +144,14 @@ class ModelRunner:
         """Page table of each row of the decode batch."""
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
-            self._graphs = DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
+            self._graphs = (
+                DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
+                if drafter is None
+                else VerifyGraphs(drafter, self.kv, max_running_requests)
+            )
         self._prefill_graphs: PrefillGraphs | None = None
         if model.device.type == "cuda" and prefills and not layer_groups and has_prefill_graphs(model):
-            self._prefill_graphs = PrefillGraphs(model, self.kv, records_experts=records_experts)
+            self._prefill_graphs = PrefillGraphs(model, self.kv, records_experts=records_experts, drafter=drafter)
 
     @property
     def prefill_graph_sizes(self) -> Sequence[int]:
@@ -203,6 +207,8 @@ class ModelRunner:
         draws = [chunk.draw for chunk in batch.chunks]
         if (graphs := self._prefill_graphs) is not None and graphs.hold(batch):
             chosen = self._choose(graphs.hidden(batch), draws)
+            if self._drafter is not None:
+                self.seeds = seeds_of(*map(to_host, graphs.draft(batch, chosen)))
             self._end_recording(graphs.choices)
             return chosen
         progress = LayerProgress(self.kv.num_layers, self._layer_groups, on_layers, self.model.device)
@@ -241,21 +247,21 @@ class ModelRunner:
             return self._choose(self._graphs.hidden, batch.draws) if any(batch.draws) else chosen
         self._begin_recording()
         if batch.drafts is not None:
-            return self._verify(batch, batch.drafts)
+            return self._verify(batch, batch.drafts.seeds)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
         attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch))
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
         return chosen
 
-    def _verify(self, batch: DecodeBatch, drafts: DraftRows) -> list[int]:
+    def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
         """Returns each row's drafts, then its choices, one row after another."""
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
-        self._drafter.plant(drafts.seeds)
-        rows = VerifyRows(*map(torch.tensor, rows_of(batch.tokens, batch.num_kv_tokens, drafts, num_verified)))
+        self._drafter.plant(seeds)
         chunks = verified_chunks(batch.num_kv_tokens, tables, num_verified)
         attend_all = PagedPrefill(self.kv, chunks, self.model.device, lambda _: None)
+        rows = rows_of(torch.tensor(columns_of(batch, num_verified)))
         made = self._drafter.step(rows, lambda at: GatheredDecode(self.kv, at.tolist(), tables), attend_all)
         return made.flatten().tolist()
 

@@ -173,8 +173,8 @@ def _check_drafts(scenario: Scenario, options: Options) -> None:
         raise ConfigError(f"{role}.speculative_draft_tokens: real mode verifies up to {most} tokens in a step")
     if config.llama.window_layers:
         raise ConfigError(f"{role}.speculative_algorithm: drafts beside sliding windows run in simulation only")
-    if options.device == "cuda":
-        raise ConfigError(f"{role}.speculative_algorithm: drafts run with --device cpu only")
+    if options.device == "cuda" and config.latent is not None:
+        raise ConfigError(f"{role}.speculative_algorithm: drafts of models with latent KV run with --device cpu only")
     if options.record_experts:
         raise ConfigError("--record-experts: steps that verify drafts are not counted; leave it out")
 
