@@ -6,12 +6,22 @@ instance asks its executor to run.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.transfer.staging_ring import Span, Watermark
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.policy.views import TokenSequence
+
+
+class CachedTokens(NamedTuple):
+    """Which of a prompt's first tokens an instance has, by its KV events."""
+
+    instance_id: str
+    num_device_tokens: int
+    """Number of the prompt's first tokens in GPU memory."""
+    num_host_tokens: int
+    """Number of the tokens behind these that are in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,8 @@ class Arrival:
     """Images and audio clips of the prompt that are to be encoded, in the prompt's order."""
     agent: int = 0
     """Agent of the session that sends the request. 0: the session's own agent. Sub-agents have other numbers."""
+    cached: tuple[CachedTokens, ...] = ()
+    """Tokens of the prompt that instances have when it arrives. Empty: nobody has any, or no routing policy asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ KV_SETTINGS = {
     "router-kv-overlap-score-credit-decay": "overlap_score_credit_decay",
     "router-prefill-load-scale": "prefill_load_scale",
     "router-decode-active-request-weight": "decode_active_request_weight",
+    "router-host-cache-hit-weight": "host_cache_hit_weight",
     "router-temperature": "router_temperature",
 }
 """Settings of the policy dynamo_kv, by the frontend's option for each."""
@@ -105,7 +106,7 @@ _ROUTER_RULES: dict[str, Rule] = {
         f"router.{role}.{inner}{name}": None
         for role in vllm.KV_ROLES
         for inner in ("", "otherwise.")
-        for name in KV_SETTINGS.values()
+        for name in (*KV_SETTINGS.values(), "kv_events")
     },
 }
 _OF_GATEWAY = {name: rule for name, rule in sglang.RULES.items() if not name.startswith(("router", "health"))}

@@ -8,7 +8,7 @@ kv_router_args.py. A block is a page. Conformance: experiments/conformance/dynam
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import ceil, exp, isfinite
+from math import ceil, exp, floor, isfinite
 from typing import ClassVar
 
 from pdsim.policy.draws import Draws
@@ -36,6 +36,12 @@ class DynamoKv:
     """Weight of blocks to compute, relative to blocks in use."""
     decode_active_request_weight: float = 0.0
     """Additional cost, in blocks, of each unfinished request at an instance."""
+    kv_events: bool = False
+    """True: the router knows by KV events which blocks the instances have, in GPU and in host memory
+    (--router-kv-events, Dynamo's default). False: the router remembers the prompts that it sent."""
+    host_cache_hit_weight: float = 0.75
+    """Number of blocks by which a block in host memory lowers the cost (lib/kv-router/src/scheduling/overlap.rs). With
+    kv_events only."""
     router_temperature: float = 0.0
     """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the instance with the lowest cost is picked."""
     seed: int = 0
@@ -48,6 +54,14 @@ class DynamoKv:
         for name, value in settings.items():
             if not (isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is at least 0, found {value}")
+
+    @property
+    def reads_caches(self) -> bool:
+        return self.kv_events
+
+    def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
+        """Number of tokens that do not count as work of the instance that gets the prompt."""
+        return floor(num_device_tokens + self.host_cache_hit_weight * num_host_tokens + 0.5)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         costs = self.costs(prompt, view)
@@ -71,17 +85,24 @@ class DynamoKv:
         """Returns the weighted number of blocks that each instance has to compute, including the blocks of this
         prompt.
         """
-        page, holders = view.page_size, view.holders(prompt)
+        page = view.page_size
+        holders = () if self.kv_events else view.holders(prompt)
         queued = [view.num_uncached_tokens(load.instance_id) for load in view.instances]
         least, size = min(queued), ceil(len(prompt) / page)
 
+        def overlap(name: str) -> tuple[int, int]:
+            if self.kv_events:
+                device, host = view.tier_tokens(name)
+                return device // page, host // page
+            return (view.num_cached_tokens(prompt, name) // page if name in holders else 0), 0
+
         def blocks(load: InstanceLoad, tokens: int) -> float:
-            name = load.instance_id
-            overlap = view.num_cached_tokens(prompt, name) // page if name in holders else 0
+            device, host = overlap(load.instance_id)
             credit = self.overlap_score_credit
             if self.overlap_score_credit_decay:
                 credit /= 1 + self.overlap_score_credit_decay * ((tokens - least) / page / size)
-            return self.prefill_load_scale * max(0.0, (tokens + len(prompt)) / page - credit * overlap)
+            credit_blocks = credit * device + self.host_cache_hit_weight * host
+            return self.prefill_load_scale * max(0.0, (tokens + len(prompt)) / page - credit_blocks)
 
         return [blocks(load, tokens) for load, tokens in zip(view.instances, queued, strict=True)]
 

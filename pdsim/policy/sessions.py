@@ -6,7 +6,7 @@ with session_id_header and 600 s. manual is that of SGLang's gateway (0.3.2, sgl
 1a2ac4f). Conformance: experiments/conformance/dynamo and gateway.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -46,6 +46,15 @@ class SessionAffinity:
     @property
     def is_kv_aware(self) -> bool:
         return getattr(self.otherwise, "is_kv_aware", False)
+
+    @property
+    def reads_caches(self) -> bool:
+        return getattr(self.otherwise, "reads_caches", False)
+
+    @property
+    def num_credited_tokens(self) -> Callable[[int, int], int]:
+        credited: Callable[[int, int], int] = getattr(self.otherwise, "num_credited_tokens")  # noqa: B009
+        return credited
 
     @property
     def metrics_interval_ns(self) -> int:

@@ -278,6 +278,12 @@ class RoutingView(Protocol):
         Tokens that the router remembered when it sent a prompt do not count.
         """
 
+    def tier_tokens(self, instance_id: str) -> tuple[int, int]:
+        """Number of the prompt's first tokens that this instance had in GPU memory when the request arrived, and number
+        of the tokens behind these in host memory, by the KV events of the instances. Needs a policy with `reads_caches
+        = True`, which then also has a method num_credited_tokens.
+        """
+
     def session_instance(self, ttl_ns: int) -> str:
         """Id of the instance that serves this request's session. Empty: the session is new, or its last request ended
         at least ttl_ns ago. Needs a policy with `reads_sessions = True`.

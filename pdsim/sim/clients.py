@@ -9,6 +9,7 @@ from typing import Any
 from pdsim.core import messages as m
 from pdsim.core.routing.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
+from pdsim.policy.views import TokenSequence
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.sim.bus import Bus
 from pdsim.sim.timeline import Timeline
@@ -160,6 +161,8 @@ class Clients:
         """Function to call with the id of each request that a client sends. None: the scenario has no faults."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
         """Function to call with each ended request. None: the cluster has no autoscaler."""
+        self.cached: Callable[[TokenSequence], tuple[m.CachedTokens, ...]] | None = None
+        """Function that tells which of a prompt's tokens instances have. None: the router does not ask."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,
@@ -229,7 +232,8 @@ class Clients:
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
             named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
             media = spec.media if self._has_encoders else ()
-            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media, spec.agent))
+            cached = () if self.cached is None else self.cached(spec.prompt)
+            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media, spec.agent, cached))
 
     # The router and the attempts under way.
 

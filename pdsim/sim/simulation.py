@@ -18,6 +18,7 @@ from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
+from pdsim.policy.views import TokenSequence
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.building.sizing import server_of
 from pdsim.scenario.schema import Scenario
@@ -97,6 +98,8 @@ class Simulation(Bus):
         self.drivers |= self._encode_drivers()
         self._scaling = None if cluster.autoscaler is None else Scaling(self, cluster.autoscaler, self._clients)
         self._lives = Lives(self, self._transfers, self._driver, self._on_levels)
+        if cluster.router.asked_caches:
+            self._clients.cached = self._cached_tokens
         health = cluster.scenario.health
         self._faults = None
         if health is not None:
@@ -114,7 +117,7 @@ class Simulation(Bus):
             executor=self._executor_of(instance),
             cache_copies=self._cache_copies_of(instance),
             on_choice=self._on_levels,
-            single_steps=self._single_steps or self.cluster.router.metrics_interval_ns > 0,  # metrics tell pages
+            single_steps=self._single_steps or self._is_looked_at,
         )
         if lockstep is not None:
             return Rank(self, instance, parts, lockstep)
@@ -215,6 +218,18 @@ class Simulation(Bus):
         if self._clients.num_ended == len(self.cluster.requests):
             return None
         return {name: self.instance(name).levels() for name in self.order if name not in self._lives.dead}
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """True: the router looks at the instances' pages while they decode."""
+        router = self.cluster.router
+        return router.metrics_interval_ns > 0 or ("aggregated" in router.roles and bool(router.asked_caches))
+
+    def _cached_tokens(self, prompt: TokenSequence) -> tuple[m.CachedTokens, ...]:
+        """Tokens of a prompt that living instances have cached. Instances without any are left out."""
+        living = [name for name in self.cluster.router.asked_caches if name not in self._lives.dead]
+        found = [m.CachedTokens(name, *self.instance(name).cache.tier_tokens(prompt)) for name in living]
+        return tuple([one for one in found if one.num_device_tokens or one.num_host_tokens])
 
     def _tell_metrics(self, seen: m.MetricsSeen) -> None:
         self.send(m.Send(self.cluster.router.instance_id, seen))

@@ -109,6 +109,10 @@ spec:
         (["--router-mode", "kv"], "dynamo_kv"),
         (["--router-mode", "kv", "--router-temperature", "0.5"], {"use": "dynamo_kv", "router_temperature": 0.5}),
         (
+            ["--router-mode", "kv", "--router-host-cache-hit-weight", "0.5"],
+            {"use": "dynamo_kv", "host_cache_hit_weight": 0.5, "kv_events": True},
+        ),
+        (
             ["--router-mode", "random", "--router-session-affinity-ttl-secs", "60"],
             {"use": "session_affinity", "ttl": "60 s", "otherwise": "random"},
         ),

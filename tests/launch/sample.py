@@ -116,6 +116,8 @@ OTHER = {
             ),
             *(f"{{use: dynamo_kv, {setting}}}" for setting in ("decode_active_request_weight: 2", "seed: 7")),
             "{use: dynamo_kv, router_temperature: 0.5}",
+            "{use: dynamo_kv, kv_events: true}",
+            "{use: dynamo_kv, host_cache_hit_weight: 0.5}",
             "llm_d",
             *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random", "scope: run")),
             *(f"{{use: manual, {setting}}}" for setting in ("assignment_mode: min_group", "max_idle: 7 s")),

@@ -17,7 +17,7 @@ def study(monkeypatch):
 def test_costs_and_choices_are_dynamos(study):
     found = {name: study.compare(name) for name in study.LOADS}
     assert {name: one.num_differing for name, one in found.items()} == dict.fromkeys(found, 0)
-    assert sum(one.num_choices for one in found.values()) == 1612
+    assert sum(one.num_choices for one in found.values()) == 2012
 
 
 def test_draws_are_as_frequent_as_dynamos(study):

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
-from arrivals import LOADS, NUM_WORKERS, ONE_MORE, events
+from arrivals import LOADS, NUM_WORKERS, ONE_MORE, TIERS, Tier, blocks_of, changes, events, prompts
 
+from pdsim.core.messages import CachedTokens
 from pdsim.core.routing.role_router import MemorySize, RoleRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.dynamo import DynamoKv
@@ -59,6 +60,34 @@ class Choice(NamedTuple):
         return self.costs[self.worker] == min(self.costs)
 
 
+class Caches:
+    """What the workers have, by the KV events that Dynamo's router got."""
+
+    def __init__(self, name: str) -> None:
+        self._size = LOADS[name].block_size
+        self._blocks = [blocks_of(tokens, self._size) for tokens in prompts(name)]
+        self._changes = changes(name)
+        self._tiers = {(worker, tier): Tier() for worker in range(NUM_WORKERS) for tier in range(len(TIERS))}
+
+    def before(self, number: int) -> list[CachedTokens]:
+        """What the workers have of a request's prompt when it arrives."""
+        for change in self._changes.get(number, ()):
+            tier = self._tiers[change.worker, change.tier]
+            if change.num_kept is None:
+                tier.store(change.number, self._blocks[change.number])
+            else:
+                tier.drop(change.number, change.num_kept)
+        return [self._of_worker(worker, self._blocks[number]) for worker in range(NUM_WORKERS)]
+
+    def _of_worker(self, worker: int, blocks: Sequence[int]) -> CachedTokens:
+        ends = [0]
+        for tier in range(len(TIERS)):
+            here = self._tiers[worker, tier].blocks
+            ends.append(next((i for i in range(ends[-1], len(blocks)) if blocks[i] not in here), len(blocks)))
+        _, device, host = ends
+        return CachedTokens(str(worker), device * self._size, (host - device) * self._size)
+
+
 class Replayed(NamedTuple):
     choices: list[Choice]
     router: RoleRouter
@@ -68,7 +97,8 @@ class Replayed(NamedTuple):
 
 def replay(name: str) -> Replayed:
     load, choices = LOADS[name], []
-    policy = Told(**load.settings)
+    policy = Told(**load.settings, kv_events=load.has_events)
+    caches = Caches(name) if load.has_events else None
     router = RoleRouter(WORKERS, policy, load.role, MemorySize(load.block_size))
     logged = [line.split() for line in (LOGS / f"{name}.txt").read_text().splitlines()]
     num_tokens = {}
@@ -76,6 +106,7 @@ def replay(name: str) -> Replayed:
         if prompt is not None:
             sequence, (_, policy.told, cost) = Spans(prompt.spans(number)), logged[number]
             num_tokens[number] = len(sequence)
+            router.see(caches.before(number) if caches else ())
             router.pick(sequence, 0, request_id=number, session=load.session(number))
             choices.append(Choice(int(policy.told), float(cost), policy.seen, policy.bound))
         elif what == "computed":

@@ -1,6 +1,7 @@
 """Record what Dynamo's own router chooses: python record_choices.py SITE
 
-SITE: a folder with ai-dynamo-runtime 1.6.1, as pip install --no-deps --target SITE ai-dynamo ai-dynamo-runtime makes.
+SITE: a folder with ai-dynamo-runtime 1.6.1, as pip install --no-deps --target SITE ai-dynamo ai-dynamo-runtime makes,
+and with pyzmq and msgpack.
 The router is the SelectionService of its wheel: indexer, sequence tracking and selector are those of the frontend. It
 needs no GPU, no model and no worker.
 """
@@ -14,15 +15,63 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from arrivals import LOADS, NUM_DRAWS, NUM_WORKERS, ONE_MORE, Prompt, events
+from arrivals import (
+    LOADS,
+    NUM_DRAWS,
+    NUM_WORKERS,
+    ONE_MORE,
+    TIERS,
+    Change,
+    Prompt,
+    Tier,
+    blocks_of,
+    changes,
+    events,
+    prompts,
+    token_ids,
+)
 
 LOGS = Path(__file__).with_name("logs")
 INDEXING_S = 0.02
 """The indexer takes a choice in a thread of its own."""
 
 
-def token_ids(number: int, prompt: Prompt) -> list[int]:
-    return [stream * 10_000 + start + i for stream, start, count in prompt.spans(number) for i in range(count)]
+class Publishers:
+    """The workers' publishers of KV events, in the format of vLLM 0.33.0 (distributed/kv_events.py)."""
+
+    def __init__(self, name: str) -> None:
+        import zmq  # noqa: PLC0415
+
+        self._block_size = LOADS[name].block_size
+        self._prompts = prompts(name)
+        self._sockets = [zmq.Context.instance().socket(zmq.PUB) for _ in range(NUM_WORKERS)]
+        for worker, socket in enumerate(self._sockets):
+            socket.bind(event_endpoint(worker))
+        self._tiers = {(worker, tier): Tier() for worker in range(NUM_WORKERS) for tier in range(len(TIERS))}
+        self._num_sent = [0] * NUM_WORKERS
+
+    def tell(self, change: Change) -> None:
+        import msgpack  # noqa: PLC0415
+
+        tier, medium = self._tiers[change.worker, change.tier], TIERS[change.tier]
+        tokens, size = self._prompts[change.number], self._block_size
+        blocks = blocks_of(tokens, size)
+        if change.num_kept is None:
+            new = tier.store(change.number, blocks)
+            first = len(blocks) - len(new)
+            parent = blocks[first - 1] if first else None
+            event = ["BlockStored", new, parent, tokens[first * size : len(blocks) * size], size, None, medium]
+        else:
+            new = tier.drop(change.number, change.num_kept)
+            event = ["BlockRemoved", new, medium]
+        if new:
+            number = self._num_sent[change.worker].to_bytes(8, "big")
+            self._num_sent[change.worker] += 1
+            self._sockets[change.worker].send_multipart([b"", number, msgpack.packb([0.0, [event], 0])])
+
+
+def event_endpoint(worker: int) -> str:
+    return f"tcp://127.0.0.1:{5600 + worker}"
 
 
 async def drive(name: str, site: str) -> None:
@@ -32,11 +81,16 @@ async def drive(name: str, site: str) -> None:
 
     load = LOADS[name]
     service = SelectionService(session_affinity_ttl_secs=3600.0 if load.num_sessions else None)
+    publishers, told = (Publishers(name), changes(name)) if load.has_events else (None, {})
     for worker in range(NUM_WORKERS):
-        where = {"endpoint": f"http://127.0.0.1:{9000 + worker}", "block_size": load.block_size}
+        where: dict[str, Any] = {"endpoint": f"http://127.0.0.1:{9000 + worker}", "block_size": load.block_size}
+        where |= {"kv_events_endpoint": event_endpoint(worker)} if publishers else {}
         await service.upsert_worker({"worker_id": worker, "model_name": "m", **where})
-    await asyncio.sleep(0.5)  # it tracks them a little later
+    await asyncio.sleep(2 if publishers else 0.5)  # it tracks them a little later
     for what, number, prompt in events(name):
+        for change in told.get(number, ()) if publishers and prompt is not None else ():
+            publishers.tell(change)
+            await asyncio.sleep(INDEXING_S)
         if prompt is not None:
             chosen = await service.select_and_reserve(asked(load, number, prompt))
             print(json.dumps({"number": number, "worker": chosen["worker_id"]}))

@@ -125,6 +125,18 @@ class KvCache:
     def num_cached_tokens(self, sequence: TokenSequence) -> int:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
 
+    def tier_tokens(self, sequence: TokenSequence) -> tuple[int, int]:
+        """Number of a sequence's first tokens that the GPU has cached, and number of the tokens behind these in host
+        memory.
+        """
+        num_here, num_there = self.num_cached_tokens(sequence), 0
+        if self.chunks is not None:
+            num_there = self.chunks.num_chunks(sequence, len(sequence)) * self.chunks.chunk_tokens
+        for tier in (self.host, self.offload):
+            if tier is not None:
+                num_there = tier.tree.peek(sequence)
+        return num_here, max(0, num_there - num_here)
+
     def use(self, sequence: TokenSequence) -> int:
         """Number of tokens of the longest cached prefix. The call marks the prefix as used."""
         if self.prefix_cache is None:

@@ -29,6 +29,21 @@ class RankedRouter(RoleRouter):
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
 
+    @property
+    def instance_ids(self) -> list[str]:
+        return list(self._server_of)
+
+    def see(self, cached: Sequence[m.CachedTokens]) -> None:
+        """Notes which tokens of the prompt that is to be routed next the ranks have. A server has what its best rank
+        has.
+        """
+        best: dict[str, m.CachedTokens] = {}
+        for one in cached:
+            if (server := self._server_of.get(one.instance_id)) is not None:
+                here = one._replace(instance_id=server)
+                best[server] = max(best.get(server, here), here, key=lambda seen: (sum(seen[1:]), seen[1]))
+        super().see(list(best.values()))
+
     def pick(
         self,
         prompt: TokenSequence,

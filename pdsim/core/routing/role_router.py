@@ -79,6 +79,9 @@ class RoleRouter:
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.reads_sessions: bool = getattr(policy, "reads_sessions", False)
         self._sessions = SessionBindings() if self.reads_sessions else None
+        self.reads_caches: bool = role != "decode" and getattr(policy, "reads_caches", False)
+        self._cached: dict[str, tuple[int, int]] = {}
+        """Tokens of the prompt for which an instance is being chosen, in GPU and in host memory, by instance."""
         self._scope: Scope = getattr(policy, "scope", "run")
         self.num_picked_cached_tokens: int | None = None
         """Number of tokens of the last routed prompt that were sent to the same instance before. None: no policy needs
@@ -97,6 +100,25 @@ class RoleRouter:
         if self._remembered is None:
             self._remembered = PromptMemories(self._loads, self._memory.num_tokens, self.page_size)
         return self._remembered
+
+    @property
+    def instance_ids(self) -> list[str]:
+        return list(self._loads)
+
+    def see(self, cached: Sequence[m.CachedTokens]) -> None:
+        """Notes which tokens of the prompt that is to be routed next the instances have."""
+        if self.reads_caches:
+            self._cached = {one.instance_id: (one.num_device_tokens, one.num_host_tokens) for one in cached}
+
+    def tier_tokens(self, instance_id: str) -> tuple[int, int]:
+        return self._cached.get(instance_id, (0, 0))
+
+    def _num_credited_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
+        """Number of the prompt's tokens that do not count as work for this instance."""
+        if self.reads_caches:
+            credited: int = getattr(self._policy, "num_credited_tokens")(*self.tier_tokens(instance_id))  # noqa: B009
+            return min(credited, len(prompt))
+        return self.num_cached_tokens(prompt, instance_id)
 
     def num_uncached_tokens(self, instance_id: str) -> int:
         return self._counted().num_uncached_tokens(instance_id)
@@ -145,7 +167,7 @@ class RoleRouter:
             self._loads[instance_id].add(1, len(prompt), self.session)
         if self._work is not None:
             self._loads[instance_id].num_pages += len(prompt) // self.page_size
-            self._work.add(request_id, prompt, instance_id, self.num_cached_tokens(prompt, instance_id))
+            self._work.add(request_id, prompt, instance_id, self._num_credited_tokens(prompt, instance_id))
         if self._sessions is not None and session >= 0:
             self._sessions.add(request_id, self.session, instance_id)
         if self._remembered is not None:

@@ -145,6 +145,8 @@ class Router:
         self.metrics_interval_ns = min((i for one in self.roles.values() if (i := one.metrics_interval_ns)), default=0)
         """Interval in ns at which the driver must send MetricsSeen to the router. 0: never."""
         self.reads_sessions = any(one.reads_sessions for one in self.roles.values())
+        self.asked_caches = prefill.instance_ids if prefill.reads_caches else []
+        """Ids of the instances of which the driver must tell with each arrival what of the prompt they have cached."""
         self._backing_off: list[tuple[int, int, int]] = []
         """Heap of (time in ns, request id, number of the retry). An entry whose request was cancelled has no effect."""
         self._draws = Draws()
@@ -263,6 +265,7 @@ class Router:
         last = request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
         named = request_id, arrival.session, arrival.agent
+        self._prefill.see(arrival.cached)
         if self._disaggregation is None:
             decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named)
             if not self._is_aggregated:

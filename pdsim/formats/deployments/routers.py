@@ -32,7 +32,9 @@ def router_of(
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
         names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])
-        found = _of_roles(names, _settings(flags, KV_SETTINGS), is_pair=is_pair)
+        settings = _settings(flags, KV_SETTINGS)
+        events = {"kv_events": True} if "host_cache_hit_weight" in settings else {}
+        found = _of_roles(names, settings | events, is_pair=is_pair)
         queue = _queue(flags) if mode == "kv" else {}
         return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair) | queue, aside
     both = flags.get("policy", "cache_aware")
