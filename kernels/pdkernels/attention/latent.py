@@ -114,12 +114,12 @@ def latent_decode(
 ) -> torch.Tensor:
     """Attention of one new token per sequence over its cached latents, including its own (append first).
 
-    Args: query: [batch, query_heads, rank | rotated], contiguous but for the stride of sequences. latents: the plane of
-    one layer, [slots, 1, rank | rotated]. rank: width of the part of a latent that is also the value. This width and
-    the width of the rotated part are powers of two. block_table: int32 [batch, most pages of a sequence], contiguous
-    but for the stride of sequences. lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which gives
-    zeros. page_size: tokens per page. scale: factor on the scores. workspace: made by latent_workspace. Its method
-    `divide` must have been called for these lengths, once a step for all layers. None: a new workspace.
+    Args: query: [batch, query_heads, rank | rotated], contiguous, except that sequences may have gaps between them.
+    latents: the plane of one layer, [slots, 1, rank | rotated]. rank: width of the part of a latent that is also the
+    value. This width and the width of the rotated part are powers of two. block_table: int32 [batch, most pages of a
+    sequence]; contiguous like `query`. lengths: int32 [batch], cached tokens per sequence; 0 is a padded row, which
+    gives zeros. page_size: tokens per page. scale: factor on the scores. workspace: made by latent_workspace. Its
+    method `divide` must have been called for these lengths, once a step for all layers. None: a new workspace.
 
     Returns:
         [batch, query_heads, rank].

@@ -114,7 +114,9 @@ def _verdict(name: str, question: Question, study: Study) -> Verdict:
     while arms:
         study.run(arms)
         if not study.labels():
-            raise ConfigError(f"{name}: no candidate can run; the first fails: {study.error(study.arms[0].label)}")
+            raise ConfigError(
+                f"{study.base.where}: {name}: no candidate can run; the first fails: {study.error(study.arms[0].label)}"
+            )
         arms = question.then(study)
     return _judged(study, question.verdict(study))
 
