@@ -139,15 +139,15 @@ def paged_decode(
 ) -> torch.Tensor:
     """Attention of the last num_new tokens of each sequence over its cached tokens up to themselves (append first).
 
-    Args: query: [batch * num_new, query_heads, head_dim], contiguous but for the stride of tokens; bf16 or fp16.
-    key_pages, value_pages: one layer's planes, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads, page_size,
-    head_dim]. block_table: int32 [batch, most pages of a sequence], contiguous but for the stride of sequences.
-    lengths: int32 [batch], cached tokens per sequence, new ones included; 0 is a padded row, which gives zeros.
-    page_size: tokens per page for NHD; HND pages say it themselves. scale: factor on the scores; None: 1 /
-    sqrt(head_dim). output: tensor to write to, as large as the query; None: a new tensor. workspace: made by
+    Args: query: [batch * num_new, query_heads, head_dim], contiguous, except that tokens may have gaps between them;
+    bf16 or fp16. key_pages, value_pages: one layer's planes, NHD [slots, kv_heads, head_dim] or HND [pages, kv_heads,
+    page_size, head_dim]. block_table: int32 [batch, most pages of a sequence], contiguous, except that sequences may
+    have gaps between them. lengths: int32 [batch], cached tokens per sequence, new ones included; 0 is a padded row,
+    which gives zeros. page_size: tokens per page for NHD; HND pages say it themselves. scale: factor on the scores;
+    None: 1 / sqrt(head_dim). output: tensor to write to, as large as the query; None: a new tensor. workspace: made by
     decode_workspace. Its method `divide` must have been called for these lengths, once a step for all layers with the
-    same window; only tokens within that window are read. None: a new workspace without a window. num_new: new tokens of
-    each sequence; more than 1 need a workspace without a window.
+    same window; only tokens within that window are read. None: a new workspace without a window. num_new: number of new
+    tokens of each sequence. More than 1 need a workspace without a window.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the workspace is divided over other lengths.
