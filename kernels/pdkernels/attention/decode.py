@@ -45,8 +45,8 @@ def decode_part_kernel(
     HND: tl.constexpr, TOKENS: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, WINDOW: tl.constexpr,
     NEW: tl.constexpr,
 ):  # fmt: skip
-    """Attends with one KV head to the tokens of one share, sequence by sequence. GROUP: query heads of the KV head, of
-    all NEW tokens of a sequence, token after token.
+    """Attends with one KV head to the tokens of one share, sequence by sequence. GROUP: number of query heads of the KV
+    head, times the number of new tokens of a sequence; the heads lie token after token.
     """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens

@@ -126,7 +126,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
 
 
 class _Known(NamedTuple):
-    """The catalog's knowledge of the model and the GPU that were measured."""
+    """Data of the catalog on the measured model and GPU."""
 
     has_experts: bool
     tile_tokens: int | None
@@ -154,7 +154,9 @@ def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
 
 
 def _round_of_long(rows: Rows) -> tuple[int, int]:
-    """Numbers of round and of all lengths among long prefill rows. The first is 0 unless nearly all are round."""
+    """Number of round lengths, and number of all lengths, of long prefill rows. The first number is 0 unless nearly all
+    lengths are round.
+    """
     tokens = rows.columns["new_tokens"]
     tokens = tokens[tokens >= _LONG_TOKENS]
     num_round = int((tokens % _TILE_TOKENS == 0).sum())

@@ -25,7 +25,9 @@ ABOVE_LEAST = (1.3, 3.0)
 """Factors over the smallest time. Below such a factor, rows are taken to be bound by the minimum time, and above by
 work."""
 LEAST_GAIN = 0.05
-"""Smallest share of a fit's error that a further mechanism must remove to be taken as shown by the rows."""
+"""A further mechanism, such as tiles or a busy GPU's slowdown, is fitted only if it removes at least this share of the
+fit's error.
+"""
 STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
@@ -146,8 +148,8 @@ def best_wave(rows: Rows) -> int:
 
 
 def best_tile(rows: Rows) -> int:
-    """Number of tokens per tile of matrix products with which straight lines fit these rows best. 1: tiles do not show,
-    or the forwards ran in CUDA graphs.
+    """Number of tokens per tile of matrix products with which straight lines fit these rows best. 1: no tiles improve
+    the fit enough, or the forwards ran in CUDA graphs.
     """
     if rows.columns["graph"].any():
         return 1

@@ -118,7 +118,9 @@ class _LedRunner(ModelRunner):
 
 
 def _with_drafter(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ModelRunner. sizes: the arguments, with `num_verified` in place of the drafter."""
+    """Returns arguments of ModelRunner, in which a drafter takes the place of `num_verified`. sizes: the arguments with
+    num_verified.
+    """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
     if num_verified > 1:

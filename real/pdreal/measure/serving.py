@@ -120,8 +120,8 @@ def serving_rows(
 
     With several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
 
-    draft_tokens: number of tokens of each request that decode steps verify, of which they accept none but the last, so
-    that batches stay unchanged. 1: there are no drafts.
+    draft_tokens: number of tokens of each request that decode steps verify, of which they accept only one, so that
+    batches stay unchanged. 1: there are no drafts.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):

@@ -27,7 +27,7 @@ UNTAUGHT = -1
 
 
 class VerifyRows(NamedTuple):
-    """Inputs of a step for each row."""
+    """Inputs of a decode step that verifies drafts, one entry per row of the batch."""
 
     tokens: Tensor
     """Last token of each sequence, [rows]."""
@@ -50,7 +50,7 @@ def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
 
 
 def rows_of(columns: Tensor) -> VerifyRows:
-    """Returns the rows whose fields lie in columns, [columns, rows]."""
+    """Returns the VerifyRows whose fields are the columns, [columns, rows], as columns_of orders them."""
     tokens, positions, slots, num_accepted = columns[:4]
     return VerifyRows(tokens, positions, slots, num_accepted, columns[4:].t())
 

@@ -92,7 +92,8 @@ class _StepInputs(NamedTuple):
 
     columns: Tensor
     """Inputs of each sequence, [columns, largest batch]: its last token, the number of KV tokens before that token, and
-    what else a step needs."""
+    further inputs of steps that verify drafts.
+    """
     page_tables: Tensor
     """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
@@ -124,7 +125,7 @@ class DecodeGraphs(_Graphs):
     ) -> None:
         """num_columns: number of inputs of each sequence besides its page table.
 
-        num_ahead_tokens: number of tokens behind those with KV for which a sequence may have pages.
+        num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
         """
         self.hidden = torch.empty(0)
         """Hidden states of the last step's tokens, from which logits are made."""
@@ -234,7 +235,7 @@ class PrefillGraphs(_Graphs):
     def __init__(
         self, model: Transformer, kv: PagedKv, *, records_experts: bool = False, drafter: Drafter | None = None
     ) -> None:
-        """drafter: its head computes each forward's tokens after the graph, kernel by kernel. None: there is none."""
+        """drafter: computes its head for each forward's tokens after the graph, kernel by kernel. None: no drafts."""
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._most_pages = kv.num_pages + _MOST_SEQUENCES
@@ -268,8 +269,9 @@ class PrefillGraphs(_Graphs):
         return self._hidden[size][self._on_device.last[: len(batch.chunks)]]
 
     def draft(self, batch: PrefillBatch, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Computes the head's KV of the batch that `hidden` has just computed. Returns the head's first proposals, and
-        the hidden states behind them. chosen: the token that the target chose after each chunk.
+        """Computes the draft head's KV for the batch that `hidden` has just computed. Returns the head's first
+        proposals, and the hidden states from which they are made. chosen: the token that the target chose after each
+        chunk.
         """
         assert self._drafter is not None
         followers = followers_of(batch, chosen)
@@ -327,8 +329,8 @@ class PagedAttention:
     """
 
     def __init__(self, kv: PagedKv, slots: Tensor, tiles: Tensor, num_tiles: Tensor, pages: Tensor) -> None:
-        """slots: where the KV of each new token goes, [tokens]. tiles, num_tiles, pages: as pdkernels.attention.
-        paged_prefill takes them.
+        """slots: where the KV of each new token goes, [tokens]. tiles, num_tiles, pages: as for pdkernels'
+        paged_prefill.
         """
         self._kv = kv
         self._slots = slots

@@ -11,12 +11,12 @@ from pdreal.rank.drafting import Drafter, columns_of, rows_of
 from pdreal.rank.graphs import DecodeGraphs
 
 _NUM_COLUMNS = 4
-"""Inputs of each sequence besides its taught tokens."""
+"""Number of inputs of each sequence, without the tokens to verify in place of proposals (`taught`)."""
 
 
 class VerifyGraphs(DecodeGraphs):
-    """Graphs of steps that verify drafts. A step returns drafts and then the target's choices of each row, one row
-    after another.
+    """CUDA graphs of decode steps that verify drafts. A step returns each row's drafts, then the target's choices, one
+    row after another.
     """
 
     def __init__(self, drafter: Drafter, kv: PagedKv, max_running_requests: int) -> None:
