@@ -21,7 +21,7 @@ from pdsim.inputs import InputError, read_json
 from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
 from pdsim.metrics.run_folder import read_journal as read_kept_journal
-from pdsim.metrics.summary import host_cache_fields, summarize
+from pdsim.metrics.summary import host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import RunFolderError
 from pdsim.scenario.building.sizing import host_caches, resolve
 from pdsim.scenario.loading import load_scenario
@@ -75,6 +75,8 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
     fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
     if host_caches(scenario):
         fields |= host_cache_fields(records.host_copies, scenario.page_size)
+    if scenario.storage is not None:
+        fields |= storage_fields(records.host_copies, scenario.page_size)
     if num_warm_up := warm_up_requests(scenario.client, len(records.requests)):
         fields["warm_up_requests"] = num_warm_up
     judged = records.without_first(num_warm_up)

@@ -12,6 +12,7 @@ from pdsim.core.journal import from_lines, to_line
 from pdsim.core.memory.host_cache import Prefetcher, PrefetchLimits
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_store import PageStore
+from pdsim.core.memory.prefetch_queue import BATCH_PAGES
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
 from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
@@ -23,7 +24,7 @@ from pdsim.scenario.building.wiring import storage_costs
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.sim.links.cache_copies import BATCH_PAGES, Storage, StorageClient
+from pdsim.sim.links.cache_copies import Storage, StorageClient
 from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens
@@ -404,9 +405,10 @@ def test_an_instance_looks_up_and_reads_one_prompt_after_another_as_they_come(as
     for i, prompt in enumerate(asked):
         tokens = Spans.of(i, prompt.num_pages)
         store.write(tokens, 0, prompt.num_found)
-        timeline.after(prompt.at_ns, client.prefetch, PrefetchKv(i, tokens, 0, tuple(range(prompt.num_pages)), 1))
+        command = PrefetchKv(i, tokens, 0, tuple(range(prompt.num_pages)), 1)
+        timeline.after(prompt.at_ns, client.prefetches.prefetch, command)
         if prompt.stop_ns < NEVER_NS:
-            timeline.after(prompt.stop_ns, client.stop, StopPrefetch(i))
+            timeline.after(prompt.stop_ns, client.prefetches.stop, StopPrefetch(i))
     timeline.run_all()
     reports = [[(now_ns, one) for now_ns, one in told if one.request_id == i] for i in range(len(asked))]
     ends = [(each[0][0], each[-1][0], each[-1][1].num_read) for each in reports]
@@ -438,7 +440,7 @@ def test_batches_take_their_latency_and_the_time_of_the_narrowest_link(costs, nu
     tokens, pages = Spans.of(0, num_pages), tuple(range(num_pages))
     writer.store(StoreKv(tokens, 0, pages), 0)
     timeline.run_all()
-    reader.prefetch(PrefetchKv(0, tokens, 0, pages, 1))
+    reader.prefetches.prefetch(PrefetchKv(0, tokens, 0, pages, 1))
     timeline.run_all()
     batches = [min(BATCH_PAGES, num_pages - first) for first in range(0, num_pages, BATCH_PAGES)]
     assert [(row.kind, row.num_pages) for row in rows] == [("store", num_pages), *(("read", n) for n in batches)]

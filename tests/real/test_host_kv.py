@@ -49,7 +49,7 @@ def copies(role):
         begin_or_fail=lambda task, what, then: begun.append(lambda: then([ComputedTokens([], 0, 1)]))
     )
     log = SimpleNamespace(note=lambda *_: None)
-    spec = SimpleNamespace(instance_id=f"{role}-0", role=role, scenario=scenario)
+    spec = SimpleNamespace(instance_id=f"{role}-0", role=role, scenario=scenario, store=None)
     timeline = SimpleNamespace(epoch_ns=0)
     return HostCopies(spec, group, None, timeline, log, done.extend, done.append), begun, done
 

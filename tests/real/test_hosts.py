@@ -136,6 +136,7 @@ def play(scenario, hosts, logs, *, at_s=None, act=None):
 
 
 SPEC = RankSpec(
+    store=None,
     scenario=None,
     options=Options(),
     instance_id="decode-0",

@@ -91,7 +91,7 @@ def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypa
             "prefill.layer_groups: real mode sends sliding windows after all layers",
         ),
         (["--set", "engine=vllm"], "engine: vllm: instances of vllm run in simulation only"),
-        (["--set", "prefill.host_cache=auto", "--set", "storage={}"], "storage: storage behind host caches runs"),
+        (["--set", "prefill.host_cache=auto", "--set", "storage={}"], "storage.shared: real mode has Mooncake's"),
         (["--set", "faults=[{at: 1 s, link: prefill-0, bandwidth_factor: 0}]"], "faults.0: links"),
         (["--set", "network.transport=mooncake-tpc"], "did you mean 'mooncake-tcp'?"),
         (["--weights", "seed:x"], "a seed is a whole number"),

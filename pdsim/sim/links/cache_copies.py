@@ -9,6 +9,7 @@ from pdsim.core import messages as m
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
+from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
 from pdsim.metrics.records import HostCopyRecord
@@ -16,9 +17,6 @@ from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows
 from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
-
-BATCH_PAGES = 128
-"""Number of pages in one batch of storage reads or writes (SGLang 0.5.12, cache_controller.py, storage_batch_size)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,16 +28,6 @@ class Batch:
     num_pages: int
     num_bytes: int
     start_ns: int
-
-
-@dataclass(slots=True, eq=False)
-class Reading:
-    """A prefetch of KV from storage that is queued or running."""
-
-    command: m.PrefetchKv
-    num_found: int = 0
-    num_read: int = 0
-    is_stopped: bool = False
 
 
 class Storage:
@@ -92,9 +80,7 @@ class StorageClient:
             storage.flows.set_capacity({own: self._costs.client_bandwidth})
             links = ((f"{kind} {name}", 1.0), (f"objects {name}", self._costs.objects_per_byte(kind)), (own, 1.0))
             self._paths[kind] = links
-        self._lookups: deque[Reading] = deque()
-        self._reads: deque[Reading] = deque()
-        self._by_id: dict[int, Reading] = {}
+        self.prefetches = PrefetchQueue(self._look_up, self._read, self._tell)
         self._writes: deque[m.StoreKv] = deque()
         self._is_dead = False
 
@@ -127,72 +113,31 @@ class StorageClient:
 
     # Reading.
 
-    def prefetch(self, command: m.PrefetchKv) -> None:
-        """Queues a prompt for lookup in storage. Its reads begin after the reads of earlier prefetches."""
-        reading = Reading(command)
-        self._by_id[command.request_id] = reading
-        self._lookups.append(reading)
-        if len(self._lookups) == 1:
-            self._look_up()
-
-    def stop(self, command: m.StopPrefetch) -> None:
-        """Stops a prefetch. The prefetch ends when the thread reaches it. No effect if the prefetch has ended
-        already.
-        """
-        if (reading := self._by_id.get(command.request_id)) is not None:
-            reading.is_stopped = True
-
-    def _look_up(self) -> None:
-        """Looks up the pages of the first queued prompt, batch by batch. Stops at the first batch with a missing
-        page.
-        """
-        while self._lookups and not self._is_dead:
-            reading, num_pages = self._lookups[0], len(self._lookups[0].command.host_pages)
-            if not reading.is_stopped:
-                num_found = min(num_pages, self._num_there(reading))
-                num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
-                self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
-                return
-            self._end(self._lookups.popleft())
+    def _look_up(self, reading: Reading) -> None:
+        """Looks up a prompt's pages, batch by batch. Stops at the first batch with a missing page."""
+        num_pages = len(reading.command.host_pages)
+        num_found = min(num_pages, self._num_there(reading))
+        num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
+        self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
 
     def _on_looked_up(self, num_found: int) -> None:
-        reading = self._lookups.popleft()
-        reading.num_found = num_found
-        if reading.is_stopped or num_found < reading.command.least_pages:
-            self._end(reading)
-        else:
-            self._tell(reading)
-            self._reads.append(reading)
-            if len(self._reads) == 1:
-                self._read_on()
-        self._look_up()
+        if not self._is_dead:
+            self.prefetches.on_looked_up(num_found)
 
     def _num_there(self, reading: Reading) -> int:
         return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
-    def _read_on(self) -> None:
-        """Reads the next batch of the first queued prefetch. Pages that storage has evicted since the lookup are not
-        read.
+    def _read(self, reading: Reading, num_pages: int) -> bool:
+        """Reads the next pages of a prompt, without those that storage has evicted since the lookup. Returns False if
+        none is left.
         """
-        while self._reads and not self._is_dead:
-            reading = self._reads[0]
-            there = min(reading.num_found, self._num_there(reading))
-            num_pages = min(BATCH_PAGES, there - reading.num_read)
-            if num_pages > 0 and not reading.is_stopped:
-                self._begin("read", num_pages)
-                return
-            self._reads.popleft()
-            self._end(reading)
+        num_pages = min(num_pages, self._num_there(reading) - reading.num_read)
+        if num_pages > 0:
+            self._begin("read", num_pages)
+        return num_pages > 0
 
-    def _end(self, reading: Reading) -> None:
-        self._by_id.pop(reading.command.request_id, None)
-        self._tell(reading, is_over=True)
-
-    def _tell(self, reading: Reading, *, is_over: bool = False) -> None:
-        if not self._is_dead:
-            request_id = reading.command.request_id
-            prefetched = m.Prefetched(request_id, reading.num_found, reading.num_read, is_over)
-            self._storage.tell(m.Tell(self._instance_id, prefetched))
+    def _tell(self, message: m.Prefetched) -> None:
+        self._storage.tell(m.Tell(self._instance_id, message))
 
     # Moving.
 
@@ -210,11 +155,7 @@ class StorageClient:
         span_ns = batch.start_ns, self._timeline.now_ns
         self._storage.record(HostCopyRecord(self._instance_id, batch.kind, *span_ns, batch.num_pages, batch.num_bytes))
         if batch.kind == "read":
-            reading = self._reads[0]
-            reading.num_read += batch.num_pages
-            if reading.num_read < reading.num_found and not reading.is_stopped:
-                self._tell(reading)
-            self._read_on()
+            self.prefetches.on_read(batch.num_pages)
         else:
             command = self._writes.popleft()
             self._store.write(command.sequence, command.start_tokens, self._stop(command))
@@ -297,9 +238,9 @@ class CacheCopies:
         if isinstance(command, m.StoreKv):
             self._storage.store(command, max(self._written_ns, self._timeline.now_ns))
         elif isinstance(command, m.PrefetchKv):
-            self._storage.prefetch(command)
+            self._storage.prefetches.prefetch(command)
         else:
-            self._storage.stop(command)
+            self._storage.prefetches.stop(command)
 
     def _on_load(self, command: m.LoadBack, start_ns: int, end_ns: int) -> None:
         if self._tell is None:

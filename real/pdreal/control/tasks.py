@@ -155,4 +155,25 @@ class DigestArrived(NamedTuple):
     num_tokens: int
 
 
-Task = Compute | SendUnit | ScatterCell | DigestSent | DigestArrived
+class LookUpPages(NamedTuple):
+    """Look up in storage how many pages with these hashes it has, up to the first one that it lacks."""
+
+    hashes: Sequence[str]
+
+
+class ReadPages(NamedTuple):
+    """Read pages from storage into host memory."""
+
+    hashes: Sequence[str]
+    host_pages: Sequence[int]
+
+
+class StorePages(NamedTuple):
+    """Write the pages of host memory that storage lacks to storage."""
+
+    hashes: Sequence[str]
+    host_pages: Sequence[int]
+
+
+StorageTask = LookUpPages | ReadPages | StorePages
+Task = Compute | SendUnit | ScatterCell | DigestSent | DigestArrived | StorageTask

@@ -9,6 +9,8 @@ from typing import Any
 from pdreal.control.channel import Channel, Network
 from pdreal.hosts.processes import Processes
 from pdreal.hosts.remote_host import ClockOffset, HostNotice, RemoteHost
+from pdreal.hosts.store import Store
+from pdreal.settings.host import LOOPBACK
 from pdreal.settings.options import Options
 from pdreal.settings.rank import RankSpec, process_name, roles_of
 from pdsim.scenario.schema import Scenario
@@ -38,6 +40,7 @@ class Fleet:
         self._logs = logs
         self._on_death = on_death
         self._home = Processes(loop, self._on_exit)
+        self.store = Store(self._home, loop)
         self.remote: dict[str, RemoteHost] = {}
         """Hosts other than this one, by name."""
         self._alive: set[str] = set()
@@ -53,7 +56,12 @@ class Fleet:
             }
 
     async def start(self) -> None:
-        """Starts the agents of all other hosts. Raises LaunchError if a host does not answer."""
+        """Starts the agents of all other hosts, and the store if the scenario has storage. Raises LaunchError if a host
+        or the store does not answer.
+        """
+        if self._scenario.storage is not None:
+            address = LOOPBACK if self._network is None else self._network.address
+            await self.store.start(self._scenario.storage, address)
         await asyncio.gather(*(host.start() for host in self.remote.values()))
 
     def on_notice(self, notice: HostNotice, payload: Any) -> None:
@@ -104,6 +112,7 @@ class Fleet:
         """
         self._alive.clear()
         self._home.end()
+        self.store.end()
         problems = await asyncio.gather(*(host.end(self._logs) for host in self.remote.values()))
         return [problem for of_host in problems for problem in of_host]
 
@@ -129,5 +138,6 @@ class Fleet:
             launcher=self._channel.endpoint,
             network=self._network,
             sockets=self._sockets,
+            store=self.store.master,
             logs=self._logs,
         )

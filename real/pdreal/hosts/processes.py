@@ -49,22 +49,23 @@ class Processes:
         await asyncio.to_thread(self._fork_one)
 
     def _fork_one(self) -> None:
-        process = self._context.Process(target=_nothing, daemon=True)
-        self._start(process)
+        process = self.fork(_nothing)
         process.join()
         process.close()
 
-    def _start(self, process: Any) -> None:
+    def fork(self, target: Callable[..., None], *args: Any) -> Any:
+        """Starts and returns a process that ends with this process at the latest."""
+        process = self._context.Process(target=target, args=args, daemon=True)
         with self._starting, _without_main(), _signals_held_back():
             process.start()
+        return process
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
         """Starts all ranks of an instance. Takes seconds unless `prepare` was called."""
         instance_id = ranks[0].instance_id
         self._alive[instance_id] = []
         for rank in ranks:
-            process = self._context.Process(target=_live, args=(rank,), daemon=True)
-            self._start(process)
+            process = self.fork(_live, rank)
             self._alive[instance_id].append(process)
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 

@@ -18,14 +18,19 @@ from pdreal.control.tasks import (
     DecodeBatch,
     DigestArrived,
     DigestSent,
+    LookUpPages,
+    ReadPages,
     ScatterCell,
     Seed,
     SendUnit,
+    StorePages,
     Task,
     Windows,
 )
+from pdreal.memory.storage_threads import StorageThreads, wait_for
 from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
+from pdsim.core.messages import WriteBackup
 from pdsim.core.transfer.transfer_plan import TransferUnit
 
 OnDone = Callable[[Any, BaseException | None], None]
@@ -64,6 +69,7 @@ class RankThreads:
         self._workers = [
             ThreadPoolExecutor(1, f"transfer-{i}", resources.enter_copies) for i in range(resources.num_workers)
         ]
+        self._storage = None if resources.stored is None else StorageThreads(resources.stored)
 
     def warm_up(self) -> None:
         """Lets each thread do its first work, which is slow, before a request needs the thread. Returns when the work
@@ -127,7 +133,10 @@ class RankThreads:
     def _submit(self, task: Task, on_layers: Callable[[int], None] | None) -> "Future[Any]":
         match task:
             case Compute(work, step_id):
-                return self._compute.submit(self._run, work, step_id, on_layers)
+                user = None
+                if self._storage is not None and isinstance(work, WriteBackup):
+                    user = self._storage.user_of(work.host_pages)
+                return self._compute.submit(self._run, work, step_id, on_layers, user)
             case SendUnit(worker, unit, offset, windows):
                 return self._workers[worker].submit(self._send, unit, offset, windows)
             case ScatterCell(command, pages):
@@ -136,8 +145,19 @@ class RankThreads:
                 return self._workers[worker].submit(self._mover.digest, pages, range(num_tokens))
             case DigestArrived(pages, num_tokens):
                 return self._scatter.submit(self._mover.digest, pages, range(num_tokens))
+            case LookUpPages() | ReadPages() | StorePages():
+                assert self._storage is not None
+                return self._storage.submit(task)
 
-    def _run(self, work: Any, step_id: int | None, on_layers: Callable[[int], None] | None) -> ComputedTokens:
+    def _run(
+        self,
+        work: Any,
+        step_id: int | None,
+        on_layers: Callable[[int], None] | None,
+        user: "Future[Any] | None",
+    ) -> ComputedTokens:
+        """user: a write to storage that must end first, because it reads the host pages to which this work writes."""
+        wait_for(user)
         self._compute_start_ns = start_ns = monotonic_ns()
         try:
             tokens = self._runner.run(work, partial(self._on_layers, step_id, on_layers))

@@ -1,4 +1,4 @@
-"""Copies between an instance's pages and host memory: KV of retracted requests, and the host cache.
+"""Copies between an instance's pages and host memory: KV of retracted requests, and the host cache with its storage.
 
 Ranks make these copies between steps, in the order of the instance's commands. Transfers, however, read and write pages
 at any time. So a command that starts a transfer waits for earlier copies of its pages.
@@ -13,6 +13,7 @@ from pdreal.control.logbook import InstanceLog
 from pdreal.control.tasks import Compute
 from pdreal.rank.executor import Executor
 from pdreal.rank.group import ComputedTokens, RankGroup
+from pdreal.rank.storage import Storage
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.transfer.transfer_plan import TransferUnit
@@ -42,6 +43,7 @@ class HostCopies:
         layout = layout_of(spec.scenario, spec.role)
         self._page_bytes = layout.kv_token_bytes * spec.scenario.page_size * layout.tp
         """Bytes of one page, all ranks together."""
+        self._storage = None if spec.store is None else Storage(spec, group, timeline, log, tell)
         self._is_decode = spec.role == "decode"
         self._num_awaited = 0
         """Copies that others wait for: out of pages that decode may grant, into pages that prefill may send."""
@@ -67,11 +69,22 @@ class HostCopies:
             self._group.compute(Compute(work))
 
     def write_back(self, command: m.WriteBackup) -> None:
-        done = partial(self._record, "write", len(command.pages))
+        if self._storage is not None:
+            self._storage.on_copy(command.host_pages)
+        done = partial(self._on_written, len(command.pages))
         if self._is_decode:
             self._await(Compute(command), "writing KV to host memory", done)
         else:
             self._group.begin_or_fail(Compute(command), "writing KV to host memory", done)
+
+    def _on_written(self, num_pages: int, results: list[Any]) -> None:
+        self._record("write", num_pages, results)
+        if self._storage is not None:
+            self._storage.on_copied()
+
+    def on_storage(self, command: m.StorageCopy) -> None:
+        assert self._storage is not None
+        self._storage.begin(command)
 
     def load_back(self, command: m.LoadBack) -> None:
         done = partial(self._record, "load", len(command.pages))

@@ -1,21 +1,22 @@
 """The resources of a rank: model, KV cache, and the mover that sends or receives KV."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pdreal.memory.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
+from pdreal.memory.stored_kv import StoredKv
 from pdreal.model.draft import DraftHead
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import weight_source
 from pdreal.rank.drafting import Drafter
 from pdreal.rank.runner import ModelRunner
-from pdreal.settings.host import LOOPBACK
+from pdreal.settings.host import LOOPBACK, free_host_bytes
 from pdreal.settings.model import model_config
 from pdreal.settings.rank import RankSpec
+from pdreal.transports.mooncake_store import MooncakeStore
 from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import Transport
 from pdreal.transports.streams import compute_stream, copy_stream
@@ -36,6 +37,8 @@ class RankResources:
     """Number of threads that transfer KV."""
     memory: dict[str, Any] = field(default_factory=dict)
     """Addresses that peers need in order to write to this rank."""
+    stored: StoredKv | None = None
+    """KV in storage. None: the host memory has no storage behind it."""
 
     def enter_compute(self) -> None:
         """Makes the compute stream the current stream of this thread."""
@@ -72,17 +75,25 @@ def build_rank_resources(spec: RankSpec) -> RankResources:
 def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream | None) -> RankResources:
     model = _model(spec, device)
     where = device, stream, model.config.end_tokens
-    if spec.role == "aggregated":
-        return RankResources(_runner(spec, model, None), *where)
     address = LOOPBACK if spec.network is None else spec.network.address
+    if spec.role == "aggregated":
+        runner = _runner(spec, model, None)
+        return RankResources(runner, *where, stored=_stored(spec, runner, address))
     transport = open_transport(spec.scenario.network.transport, device, address)
     runner = _runner(spec, model, transport)
-    planes = runner.kv.planes
+    planes, stored = runner.kv.planes, _stored(spec, runner, address)
     if spec.role == "prefill":
         sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
-        return RankResources(runner, *where, sender, wiring.transport(spec.scenario).num_queues)
+        return RankResources(runner, *where, sender, wiring.transport(spec.scenario).num_queues, stored=stored)
     receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
-    return RankResources(runner, *where, receiver, memory=receiver.describe()._asdict())
+    return RankResources(runner, *where, receiver, memory=receiver.describe()._asdict(), stored=stored)
+
+
+def _stored(spec: RankSpec, runner: ModelRunner, address: str) -> StoredKv | None:
+    if spec.store is None or runner.host is None:
+        return None
+    store = MooncakeStore(spec.store, address, runner.model.device)
+    return StoredKv(runner.host, store, spec.rank, is_same=runner.model.config.planes_per_layer == 1)
 
 
 def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> ModelRunner:
@@ -114,18 +125,12 @@ def _drafter(spec: RankSpec, model: Transformer) -> Drafter | None:
 
 def _num_host_pages(spec: RankSpec) -> int:
     host_bytes = spec.settings.host_cache_bytes
-    if host_bytes is not None and host_bytes > (free_bytes := _free_host_bytes()):
+    if host_bytes is not None and host_bytes > (free_bytes := free_host_bytes()):
         raise ConfigError(
             f"{spec.role}.host_cache: each rank needs {host_bytes / 1e9:.1f} GB; "
             f"this host has {free_bytes / 1e9:.1f} GB of free memory"
         )
     return num_host_pages(spec.scenario, spec.role)
-
-
-def _free_host_bytes() -> int:
-    """Bytes of memory that can be allocated without swapping."""
-    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-    return 1024 * int(line.split()[1])
 
 
 def _model(spec: RankSpec, device: torch.device) -> Transformer:

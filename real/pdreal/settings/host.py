@@ -1,6 +1,7 @@
 """Hosts of a run: how the launcher reaches and starts each host, and which instances run there."""
 
 import shlex
+import socket
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Address
@@ -16,6 +17,20 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 LOOPBACK = "127.0.0.1"
 BETWEEN_HOSTS = ("mooncake-rdma", "nixl-rdma", "mooncake-mnnvl", "mooncake-tcp")
 """Transfer engines that work between hosts."""
+
+
+def free_port() -> int:
+    """Returns a port of this host on which nobody listens."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def free_host_bytes() -> int:
+    """Bytes of memory that can be allocated without swapping."""
+    (line,) = (line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    return 1024 * int(line.split()[1])
 
 
 class LaunchError(RuntimeError):

@@ -46,6 +46,8 @@ class RankSpec:
     """Network settings of the process. None: the run is on one host."""
     sockets: Path
     """Folder on the rank's host for the sockets of the control channel, and for those between an instance's ranks."""
+    store: str | None
+    """Address of the master of the store behind host caches. None: the scenario has no storage."""
     logs: Path | None
     """Folder on the rank's host for the logbooks in which a process writes its calls and events. None: no
     logbooks are kept."""

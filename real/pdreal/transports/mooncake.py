@@ -50,14 +50,14 @@ class MooncakeTransport:
         transport than the requested one.
         """
         _choose(kind)
-        module = load_engine(("mooncake.engine",), _wheel(device))
+        module = load_engine(("mooncake.engine",), wheel_for(device))
         self._kind = kind
         self._device = device
         self._engine = module.TransferEngine()
         if self._engine.initialize(address, "P2PHANDSHAKE", "rdma" if kind == "rdma" else "tcp", ""):
             raise UnavailableError(f"Mooncake does not start with {kind}")
         if address == LOOPBACK:
-            _hide_from_the_network()
+            hide_from_the_network()
         self.address = f"{address}:{self._engine.get_rpc_port()}"
         _check_installed(kind, module, self._engine)
 
@@ -130,15 +130,20 @@ def _choose(kind: Kind) -> None:
         os.environ.pop(switch, None)
     if kind in _SWITCHES:
         os.environ[_SWITCHES[kind]] = "1"
+    apply_settings()
+
+
+def apply_settings() -> None:
+    """Sets the engine's time limits and log level, unless the user has set them."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
 
 
-def _wheel(device: torch.device) -> str:
+def wheel_for(device: torch.device) -> str:
     return "mooncake-transfer-engine-non-cuda" if device.type == "cpu" else "mooncake-transfer-engine-cuda13"
 
 
-def _hide_from_the_network() -> None:
+def hide_from_the_network() -> None:
     """Makes the engine accept connections from this machine only. The engine listens on all interfaces, and any peer
     may write to its memory.
     """

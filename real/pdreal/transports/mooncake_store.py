@@ -1,0 +1,96 @@
+"""Mooncake's distributed store: memory that processes lend, and a master that knows which objects lie there."""
+
+import logging
+from collections.abc import Sequence
+from time import sleep
+from types import ModuleType
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from pdreal.settings.host import LOOPBACK
+from pdreal.transports.mooncake import apply_settings, hide_from_the_network, wheel_for
+from pdreal.transports.protocol import UnavailableError, load_engine
+
+_LOG = logging.getLogger("pdreal")
+_BUFFER_BYTES = 16 << 20
+"""Size of the client's own buffer, which copies to and from registered memory do not use (SGLang 0.5.23, mem_cache/
+storage/mooncake_store/mooncake_store.py:31, DEFAULT_LOCAL_BUFFER_SIZE)."""
+_WARM_UPS = 20
+_WARM_UP_S = 0.25
+"""Attempts at a first write, and the delay in s between two of them. A client's first writes may fail (same file, 721,
+warmup)."""
+_IS_THERE = 1
+_CPU = torch.device("cpu")
+
+
+class MooncakeStore:
+    """A client of the store, over TCP. Several threads may use it at a time. A call that fails ends within seconds."""
+
+    def __init__(self, master: str, address: str, device: torch.device, *, lent_bytes: int = 0) -> None:
+        """master: address of the store's master. address: where other clients reach this host. lent_bytes: memory that
+        this process lends to the store. Raises UnavailableError.
+        """
+        apply_settings()
+        self._store: Any = load_store(device).MooncakeDistributedStore()
+        self._failures: set[str] = set()
+        if code := self._store.setup(address, "P2PHANDSHAKE", lent_bytes, _BUFFER_BYTES, "tcp", "", master):
+            raise UnavailableError(f"Mooncake's master at {master} takes no client (code {code})")
+        if address == LOOPBACK:
+            hide_from_the_network()
+
+    def register(self, memory: torch.Tensor) -> None:
+        """Registers memory for reads and writes, and writes a first object. Raises UnavailableError."""
+        if code := self._store.register_buffer(memory.data_ptr(), memory.nbytes):
+            raise UnavailableError(f"Mooncake's store refuses memory of {memory.nbytes} bytes (code {code})")
+        for _ in range(_WARM_UPS):
+            if (code := self._store.put(f"warm-up-{uuid4()}", b"0")) == 0:
+                return
+            sleep(_WARM_UP_S)
+        raise UnavailableError(f"Mooncake's store takes no object (code {code})")
+
+    def num_there(self, names: Sequence[str]) -> int:
+        """Returns how many of the objects the store has, counted from the first one up to a missing one."""
+        found = self._store.batch_is_exist(list(names))
+        self._note_failure("lookup", min(found))
+        return _num_first([code == _IS_THERE for code in found])
+
+    def missing(self, names: Sequence[str]) -> list[int]:
+        """Returns the places in the list of all objects that the store lacks."""
+        return [i for i, code in enumerate(self._store.batch_is_exist(list(names))) if code != _IS_THERE]
+
+    def read(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> int:
+        """Copies objects of num_bytes bytes each to addresses in registered memory. Returns how many are read, counted
+        from the first one up to one that failed.
+        """
+        codes = self._store.batch_get_into(list(names), list(begins), [num_bytes] * len(names))
+        self._note_failure("read", min(codes))
+        return _num_first([code == num_bytes for code in codes])
+
+    def write(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> bool:
+        """Copies objects of num_bytes bytes each from registered memory. Returns False if an object is not written, for
+        example because the store is full.
+        """
+        codes = self._store.batch_put_from(list(names), list(begins), [num_bytes] * len(names))
+        self._note_failure("write", min(codes))
+        return not any(codes)
+
+    def _note_failure(self, what: str, code: int) -> None:
+        """Logs a failure, unless the last call of its kind failed in the same way."""
+        if code < 0 and f"{what} {code}" not in self._failures:
+            self._failures.add(f"{what} {code}")
+            _LOG.warning("Mooncake's store: a %s failed (code %d); its pages count as missing", what, code)
+
+    def close(self) -> None:
+        self._store.close()
+
+
+def load_store(device: torch.device = _CPU) -> ModuleType:
+    """Imports the store's module. Raises UnavailableError."""
+    return load_engine(("mooncake.store",), wheel_for(device))
+
+
+def _num_first(succeeded: Sequence[bool]) -> int:
+    """Returns the number of successes before the first failure."""
+    return succeeded.index(False) if False in succeeded else len(succeeded)
