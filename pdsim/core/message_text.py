@@ -26,7 +26,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-_LATER = {messages.Arrival: 5, messages.NewRequest: 2, messages.PrefillStep: 1}
+_LATER = {messages.Arrival: 5, messages.NewRequest: 2, messages.PrefillStep: 1, messages.PeerDown: 1}
 """Number of last fields of a message that may be missing. A field with its default value is not written, because older
 journals lack the field."""
 

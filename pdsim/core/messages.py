@@ -327,6 +327,8 @@ class PeerDown:
     instance_id: str
     has_restarted: bool = False
     """True: the instance has restarted already, so it may be serving new requests."""
+    seen_ns: int = 0
+    """Time in ns of the last heartbeat that the instance answered."""
 
 
 @dataclass(frozen=True, slots=True)

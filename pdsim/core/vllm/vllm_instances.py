@@ -34,6 +34,7 @@ from pdsim.core.prefill.forward_builder import Forward, RequestT
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
+from pdsim.core.vllm.kv_leases import NIXL, KvLeases, LeaseTimes
 from pdsim.core.vllm.prefill_cadence import PrefillCadence
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
@@ -66,12 +67,16 @@ class VllmPrefillInstance(PrefillInstance):
         taker: KvTaker | None = None,
         budget: TokenBudget,
         hold_timeout_ns: int | None,
+        lease: LeaseTimes = NIXL,
     ) -> None:
-        """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit."""
+        """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit. lease:
+        how long KV stays whose decode instance has died.
+        """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
+        self._leases = KvLeases(instance_id, lease)
         self._max_prompts_begun = limits.max_running_requests  # also with several pipeline stages
 
     @property
@@ -81,11 +86,15 @@ class VllmPrefillInstance(PrefillInstance):
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         if self.cache.offload is not None and on_copied(message, self._prompts, self.cache.offload):
             return []
+        if isinstance(message, m.KvGranted):
+            self._leases.end(message.request_id)
         return super().on_message(message, now_ns)
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         self.cache.begin_step()
         expired = self._expire_unread(now_ns)
+        for request_id in self._leases.expired(now_ns):
+            expired += self._give_up(request_id)
         step, commands = super().next_step(now_ns)
         return step, [*self.cache.take_connector_copies(), *expired, *commands]
 
@@ -111,10 +120,21 @@ class VllmPrefillInstance(PrefillInstance):
         for chunk in step.chunks:
             if chunk.is_last and self._is_unread(chunk.request_id):
                 commands += self._unread.add(chunk.request_id, now_ns)
+                self._leases.begin(chunk.request_id, now_ns)
         return commands
 
     def _is_unread(self, request_id: int) -> bool:
         return request_id in self.sending and request_id in self._bootstrap.ungranted
+
+    def _on_decode_down(self, down: m.PeerDown) -> list[m.Command]:
+        lost = [one.request_id for one in self.sending.values() if one.decode_id == down.instance_id]
+        return [*self._leases.on_decode_down(lost, down.seen_ns), *super()._on_decode_down(down)]
+
+    def _give_up(self, request_id: int) -> list[m.Command]:
+        if self._leases.holds(request_id):
+            return []
+        self._leases.end(request_id)
+        return super()._give_up(request_id)
 
     def _expire_unread(self, now_ns: int) -> list[m.Command]:
         commands: list[m.Command] = []

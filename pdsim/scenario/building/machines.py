@@ -28,6 +28,7 @@ from pdsim.core.transfer.kv_returns import KvGiver, KvTaker
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.staging_ring import StagingRing
+from pdsim.core.vllm.kv_leases import MOONCAKE, NIXL, LeaseTimes
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages
@@ -173,8 +174,16 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     taker = KvTaker(cache) if scenario.pair.decode.returns_kv else None
     make: Callable[..., PrefillInstance] = partial(PrefillInstance, sizer=chunk_sizer(scenario))
     if is_vllm:
-        make = partial(VllmPrefillInstance, budget=_token_budget(prefill), hold_timeout_ns=prefill.hold_timeout)
+        hold_ns, lease = prefill.hold_timeout, _lease(scenario)
+        make = partial(VllmPrefillInstance, budget=_token_budget(prefill), hold_timeout_ns=hold_ns, lease=lease)
     return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
+
+
+def _lease(scenario: Scenario) -> LeaseTimes:
+    """How long vLLM's prefill holds KV whose decode instance has died."""
+    if (timeout_ns := scenario.pair.prefill.hold_timeout) is not None:
+        return LeaseTimes(timeout_ns)
+    return MOONCAKE if scenario.network.transport.startswith("mooncake") else NIXL
 
 
 def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
@@ -258,7 +267,8 @@ def build_monitor(scenario: Scenario) -> HealthMonitor | None:
         receivers = [] if scenario.network.staging is None else [receiver_of(i) for i in decode_ids]
         peers = {i: [*decode_ids, *receivers, Router.instance_id] for i in prefill_ids}
         peers |= {i: [*prefill_ids, Router.instance_id] for i in decode_ids}
-    return HealthMonitor(peers, max_failures=health.heartbeat_failures)
+    times = {"max_failures": health.heartbeat_failures, "interval_ns": health.heartbeat_interval}
+    return HealthMonitor(peers, **times)
 
 
 def build_autoscaler(scenario: Scenario) -> Autoscaler | None:

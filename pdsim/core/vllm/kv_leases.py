@@ -1,0 +1,69 @@
+"""Leases on computed KV that waits on prefill to be read. While decode lives, it renews the lease again and again.
+
+If decode dies, nobody tells prefill that the KV is not needed: prefill frees it when the lease ends. NIXL's lease lasts
+30 s from the end of the prompt's computation and 20 s from each renewal (vLLM 0.33.0, nixl/base_scheduler.py:84,
+base_worker.py:631, 3392). Mooncake's lasts 480 s and is never renewed (envs.py:268). If decode refuses or aborts a
+request, decode has the KV freed (nixl/pull_scheduler.py:220, push_scheduler.py:233, mooncake_connector.py:1189).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pdsim.core.messages import Command, WakeAt
+
+_SECOND_NS = 10**9
+
+
+class LeaseTimes(NamedTuple):
+    duration_ns: int
+    """Duration in ns of a lease, from the end of the prompt's last forward."""
+    renewal_ns: int = 0
+    """Time in ns from a renewal to the end of the lease. 0: leases are not renewed."""
+
+
+NIXL = LeaseTimes(30 * _SECOND_NS, 20 * _SECOND_NS)
+MOONCAKE = LeaseTimes(480 * _SECOND_NS)
+
+
+class KvLeases:
+    """The leases of one prefill instance."""
+
+    def __init__(self, owner: str, times: LeaseTimes) -> None:
+        """owner: instance to wake at the end of a lease."""
+        self._owner = owner
+        self._times = times
+        self._computed_ns: dict[int, int] = {}
+        """Time at which each prompt was computed whose KV is still unread, by request id."""
+        self._ends_ns: dict[int, int] = {}
+        """Ends of the leases that a dead decode instance has left, by request id."""
+
+    def begin(self, request_id: int, now_ns: int) -> None:
+        """Notes that a prompt is computed, and that its KV waits to be read."""
+        self._computed_ns[request_id] = now_ns
+
+    def end(self, request_id: int) -> None:
+        """Notes that the KV is being read, or is freed. No effect if there is no lease."""
+        self._computed_ns.pop(request_id, None)
+        self._ends_ns.pop(request_id, None)
+
+    def holds(self, request_id: int) -> bool:
+        """True if the KV stays although its decode instance is dead."""
+        return request_id in self._ends_ns
+
+    def on_decode_down(self, request_ids: Iterable[int], seen_ns: int) -> list[Command]:
+        """Lets the leases of these requests run out, and returns alarms for their ends. Requests without a lease have
+        no effect. seen_ns: time in ns of the last sign of life of the decode instance, and of its last renewal.
+        """
+        left = [request_id for request_id in request_ids if request_id in self._computed_ns]
+        for request_id in left:
+            self._ends_ns[request_id] = max(
+                self._computed_ns[request_id] + self._times.duration_ns, seen_ns + self._times.renewal_ns
+            )
+        return [WakeAt(self._owner, end_ns) for end_ns in sorted({self._ends_ns[one] for one in left})]
+
+    def expired(self, now_ns: int) -> list[int]:
+        """Removes and returns the requests whose leases have ended."""
+        found = [request_id for request_id, end_ns in self._ends_ns.items() if end_ns <= now_ns]
+        for request_id in found:
+            self.end(request_id)
+        return found
