@@ -31,6 +31,7 @@ COMPILED = (
     "pdsim/policy/protocols.py",
     "pdsim/policy/views.py",
     "pdsim/metrics/distribution.py",
+    "pdsim/metrics/journal_blocks.py",
     "pdsim/metrics/recorder.py",
     "pdsim/metrics/records.py",
     "pdsim/metrics/summary.py",
@@ -38,7 +39,7 @@ COMPILED = (
 )
 INTERPRETED = {
     "pdsim/core/invariants.py",
-    "pdsim/core/replay.py",
+    "pdsim/core/journal/replay.py",
     "pdsim/cost/aiconfigurator.py",
     "pdsim/cost/kernels.py",
     "pdsim/cost/settings.py",

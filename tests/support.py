@@ -11,8 +11,8 @@ import pytest
 from hypothesis import settings
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import KILLED, Entry
-from pdsim.core.message_text import to_json
+from pdsim.core.journal.calls import KILLED, Entry
+from pdsim.core.journal.message_json import to_json
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillChunk, PrefillStep, Step, Wait
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples

@@ -14,7 +14,7 @@ BELOW = {
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
     "workload": {"core", "policy", "system", "pyarrow"},
-    "metrics": {"core", "policy", "numpy", "pandas", "pyarrow", "matplotlib"},
+    "metrics": {"core", "policy", "numpy", "pandas", "pyarrow", "pydantic_core", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "launch": {"scenario", "system", "policy", "workload"},
     "formats": {"launch", "scenario", "workload", "metrics", "system"},

@@ -13,7 +13,7 @@ from hypothesis.internal.conjecture import providers
 
 import pdsim
 from compiled import ROOT
-from pdsim.core.journal import digest
+from pdsim.core.journal.lines import digest
 from tests.strategies import any_scenarios
 from tests.support import decisions, run
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from pdsim.core.journal import digest
+from pdsim.core.journal.lines import digest
 from tests.support import run, small, small_aggregated
 
 CODE = "from tests.test_determinism import digests; print(digests())"

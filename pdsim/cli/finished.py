@@ -12,12 +12,13 @@ from pdsim.files import write_whole
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.explanation.failures import failure_text
 from pdsim.metrics.records import Records, judged_records
-from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, JournalProof, write_records
+from pdsim.metrics.run_folder import OVERVIEW, SCENARIO, TIMELINE, write_records
 from pdsim.scenario.loading import write_entries_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import to_yaml
 
 if TYPE_CHECKING:
+    from pdsim.metrics.journal_file import JournalProof
     from pdsim.study.verdict.confidence import Examined
 
 Kept = Literal["timeline", "figure"]
@@ -94,7 +95,7 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
 
 
 def write_run(
-    folder: Path, scenario: Scenario, run: FinishedRun, journal: JournalProof, *, keep: Collection[Kept], quiet: bool
+    folder: Path, scenario: Scenario, run: FinishedRun, journal: "JournalProof", *, keep: Collection[Kept], quiet: bool
 ) -> None:
     """Writes a run folder, without the journal. The summary gets the number and digest of the journal's lines.
 

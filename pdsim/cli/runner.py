@@ -79,7 +79,11 @@ def _simulate(
         if ranging != "none" and loaded.uncertain:
             ends = Ends(loaded, cluster.requests, whole=ranging == "whole", verdict_of=verdict_of, own_itl=own_itl)
             stack.enter_context(ends.started())
-        journal = None if folder is None else stack.enter_context(run_folder.journal_writer(folder))
+        journal = None
+        if folder is not None:
+            from pdsim.metrics.journal_file import journal_writer  # only runs that are kept pay for it
+
+            journal = stack.enter_context(journal_writer(folder))
         watch = None if ends is None else ends.watch
         with progress_over(scenario.name, len(cluster.requests), quiet=quiet) as advance:
             observation = Observation(journal=journal, levels=levels, progress=advance, ended=watch, own_itl=own_itl)

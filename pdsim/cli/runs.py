@@ -289,9 +289,10 @@ def replay(
     run: Annotated[Path, Parameter(help="Run folder with a journal, simulated or real.")], *, json_: Json = False
 ) -> None:
     """Repeat the recorded calls of a run on new instances, and check that they decide the same."""
-    from pdsim.core.replay import ReplayError
-    from pdsim.core.replay import replay as replay_journal
-    from pdsim.metrics.run_folder import SCENARIO, proves_its_journal, read_journal, read_summary
+    from pdsim.core.journal.replay import ReplayError
+    from pdsim.core.journal.replay import replay as replay_journal
+    from pdsim.metrics.journal_file import proves_its_journal, read_journal
+    from pdsim.metrics.run_folder import SCENARIO, read_summary
     from pdsim.metrics.summary_rows import counted
     from pdsim.scenario.building.machines import restarted, state_machines
     from pdsim.scenario.building.sizing import resolve

@@ -211,16 +211,18 @@ class LevelRecord(NamedTuple):
 
 @dataclass(eq=False)
 class LevelRows:  # noqa: PLW1641  its rows change
-    """Level records as rows of integers, which take a quarter of the memory of objects. Texts are numbered.
+    """Level records as columns of integers, which take a quarter of the memory of objects. Texts are numbered.
 
     A row that repeats the levels of the instance's row before is left out, because a row holds until the next.
     """
 
     COLUMNS: ClassVar[tuple[str, ...]] = ("instance_id", "time_ns", *Levels._fields)
 
-    _numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    _columns: "list[array[int]]" = field(default_factory=lambda: [array("q") for _ in LevelRows.COLUMNS])
     _texts: dict[str, int] = field(default_factory=dict)
     """Number of each text."""
+    _new: list[tuple[str, int, Levels]] = field(default_factory=list)
+    """Rows that are not in the columns yet."""
     _last: dict[str, Levels] = field(default_factory=dict)
     """Levels of each instance's last row."""
 
@@ -228,18 +230,31 @@ class LevelRows:  # noqa: PLW1641  its rows change
         if self._last.get(instance_id) == levels:
             return
         self._last[instance_id] = levels
-        texts = self._texts
-        who, lack = texts.setdefault(instance_id, len(texts)), texts.setdefault(levels.blocked_by, len(texts))
-        self._numbers.extend((who, time_ns, *levels[:-1], lack))
+        self._new.append((instance_id, time_ns, levels))
+        if len(self._new) == _ROWS_AT_ONCE:
+            self._store()
+
+    def _store(self) -> None:
+        if not self._new:
+            return
+        instance_ids, times_ns, levels = zip(*self._new, strict=True)
+        *numbers, lacks = zip(*levels, strict=True)
+        rows = [self._numbered(instance_ids), times_ns, *numbers, self._numbered(lacks)]
+        for column, values in zip(self._columns, rows, strict=True):
+            column.extend(array("q", values))
+        self._new.clear()
+
+    def _numbered(self, texts: Sequence[str]) -> list[int]:
+        return [self._texts.setdefault(text, len(self._texts)) for text in texts]
 
     def column(self, name: str) -> Sequence[Any]:
         """The values of a column in the order of the rows. name: one of COLUMNS."""
-        index = self.COLUMNS.index(name)
-        numbers = self._numbers[index :: len(self.COLUMNS)]
+        self._store()
+        numbers = self._columns[self.COLUMNS.index(name)]
         return list(map(list(self._texts).__getitem__, numbers)) if name in _TEXT_COLUMNS else numbers
 
     def __len__(self) -> int:
-        return len(self._numbers) // len(self.COLUMNS)
+        return len(self._columns[0]) + len(self._new)
 
     def __iter__(self) -> Iterator[LevelRecord]:
         for instance_id, time_ns, *levels in zip(*map(self.column, self.COLUMNS), strict=True):
@@ -254,6 +269,7 @@ class LevelRows:  # noqa: PLW1641  its rows change
 
 
 _TEXT_COLUMNS = ("instance_id", "blocked_by")
+_ROWS_AT_ONCE = 1024
 
 
 @dataclass

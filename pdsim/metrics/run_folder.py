@@ -10,14 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from hashlib import blake2b
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdsim.core.journal import KILLED, Entry, from_lines, to_line
-from pdsim.core.messages import Finished
-from pdsim.core.routing.router import Router
 from pdsim.files import LOCK, files_replaced, require_empty_or_own, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import Records, RunRecords
@@ -47,8 +42,6 @@ LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/
 """Name patterns of all files in the folder of logs."""
 RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
 """Name patterns of all files of a run folder. Commands replace or remove no other files."""
-
-_ENTRIES_AT_ONCE = 256
 
 
 def require_out(out: Path, *, is_file: bool = False) -> None:
@@ -205,111 +198,6 @@ def read_records(folder: Path) -> RunRecords:
     """Reads the records of a run folder. The gaps between tokens are missing, because only the summary has them."""
     read_summary(folder)
     return stored_records(folder)
-
-
-class JournalProof:
-    """Number of lines and digest of a journal. The run's summary has both, so that missing lines are noticed."""
-
-    def __init__(self) -> None:
-        self._num_calls = 0
-        self._hash = blake2b(digest_size=16)
-
-    def add(self, lines: str, num_lines: int) -> bytes:
-        """Counts lines and adds them to the digest. Returns the lines as bytes."""
-        data = lines.encode()
-        self._num_calls += num_lines
-        self._hash.update(data)
-        return data
-
-    def fields(self) -> dict[str, Any]:
-        return {"calls": self._num_calls, "digest": self._hash.hexdigest()}
-
-
-class JournalWriter:
-    """Writes the journal of a run. Entries are written soon, so that an interrupted run keeps its journal, and many at
-    once, which takes two thirds of the time.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._entries: list[Entry] = []
-        self.proof = JournalProof()
-
-    def __call__(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        if len(self._entries) == _ENTRIES_AT_ONCE:
-            self.flush()
-
-    def flush(self) -> None:
-        self._file.write(self.proof.add("".join(map(to_line, self._entries)), len(self._entries)))
-        self._entries.clear()
-
-
-@contextmanager
-def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context that writes a journal. Afterwards the writer has the number and the digest of the lines, which the
-    summary keeps as `pdsim.journal`.
-    """
-    import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
-
-    folder.mkdir(parents=True, exist_ok=True)
-    with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
-        write = JournalWriter(file)
-        try:
-            yield write
-        finally:
-            write.flush()
-
-
-def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """True if a summary has the number and the digest of the journal's lines. Runs of earlier releases have neither."""
-    return "journal" in summary.get("pdsim", {})
-
-
-def read_journal(folder: Path) -> Iterator[Entry]:
-    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged, or if its lines do not have the
-    number and digest that the summary gives.
-
-    For a run of an earlier release, only the number of finished requests is compared.
-    """
-    import pyarrow as pa  # noqa: PLC0415
-
-    path = folder / JOURNAL
-    if not path.is_file():
-        raise RunFolderError(f"{folder} has no {JOURNAL}: run with --out to keep one")
-    summary: dict[str, Any] = read_summary(folder) if (folder / SUMMARY).is_file() else {"completed": 0}
-    num_finished, proof = 0, JournalProof()
-    try:
-        with pa.input_stream(str(path), compression="zstd") as file:
-            for line in TextIOWrapper(file, encoding="utf-8"):
-                proof.add(line, 1)
-                entry = _entry(line)
-                num_finished += entry.instance_id == Router.instance_id and type(entry.args[0]) is Finished
-                yield entry
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as broken:
-        raise RunFolderError(f"{path}: damaged, or cut short: {broken}") from None
-    if num_finished < summary["completed"]:
-        raise RunFolderError(
-            f"{path}: cut short: {num_finished} requests finish in it, {summary['completed']} in {SUMMARY}"
-        )
-    if proves_its_journal(summary) and (kept := summary["pdsim"]["journal"]) != (found := proof.fields()):
-        raise RunFolderError(
-            f"{path}: not the journal of this run: it has {found['calls']} calls with digest {found['digest']}, "
-            f"{SUMMARY} says {kept.get('calls')} calls with digest {kept.get('digest')}"
-        )
-
-
-def _entry(line: str) -> Entry:
-    """The journal entry in a line. Raises ValueError, LookupError, TypeError or RecursionError if the line has none."""
-    (entry,) = from_lines([line])
-    if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
-        raise ValueError(f"no call of an instance: {line[:60]!r}")
-    if entry.call not in _CALLS or type(entry.args[-1]) is not int:
-        raise ValueError(f"no call of an instance: {line[:60]!r}")
-    return entry
-
-
-_CALLS = {"on_message", "next_step", "on_step_done", KILLED}
 
 
 class PandasMissingError(ImportError):

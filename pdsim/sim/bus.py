@@ -7,7 +7,7 @@ from typing import Any
 
 from pdsim.core import messages as m
 from pdsim.core.instance import Instance
-from pdsim.core.journal import Entry, Recorded
+from pdsim.core.journal.calls import Entry, Recorded
 from pdsim.core.messages import sender_of
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import Recorder

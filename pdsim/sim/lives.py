@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdsim.core.instance import Instance
-from pdsim.core.journal import KILLED, Entry
+from pdsim.core.journal.calls import KILLED, Entry
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.scenario.building.machines import restarted
 from pdsim.sim.bus import Bus, Driver

@@ -10,7 +10,7 @@ from simpy.events import EventPriority
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
 from pdsim.core.invariants import check_all_idle
-from pdsim.core.journal import Entry
+from pdsim.core.journal.calls import Entry
 from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance

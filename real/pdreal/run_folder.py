@@ -19,8 +19,9 @@ from pdsim.core.sequence import TokenIds
 from pdsim.files import own_lock, remove_own, write_whole
 from pdsim.inputs import InputError, read_json
 from pdsim.metrics.explanation.failures import failure_rows
-from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, journal_writer, run_replaced
-from pdsim.metrics.run_folder import read_journal as read_kept_journal
+from pdsim.metrics.journal_file import journal_writer
+from pdsim.metrics.journal_file import read_journal as read_kept_journal
+from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, run_replaced
 from pdsim.metrics.summary import host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import RunFolderError
 from pdsim.scenario.building.sizing import host_caches, resolve

@@ -9,7 +9,9 @@ import pytest
 from pyarrow import parquet
 
 from pdsim.cli import main
-from pdsim.metrics.run_folder import JOURNAL, read_journal
+from pdsim.metrics import journal_file
+from pdsim.metrics.journal_file import read_journal
+from pdsim.metrics.run_folder import JOURNAL
 from tests.cli.test_bad_input import GOOD
 
 SOON = {"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}
@@ -174,10 +176,15 @@ def lines_of(folder):
         return file.read().splitlines(keepends=True)
 
 
-def test_a_journal_lacks_no_line_unseen(whole_run, tmp_path):
+def test_a_journal_lacks_no_line_unseen(capsys, whole_run, tmp_path, monkeypatch):
     """A law: whichever line is taken away, the journal is refused."""
-    folder, lines = copytree(whole_run, tmp_path / "run"), lines_of(whole_run)
-    assert len(list(read_journal(folder))) == len(lines) > 20
+    monkeypatch.setattr(journal_file, "_ENTRIES_AT_ONCE", 2)
+    folder = tmp_path / "run"
+    with pytest.raises(SystemExit):
+        main(["run", str(whole_run.parent / "s.yaml"), "--out", str(folder), "--no-ranges", "--json"])
+    lines = lines_of(folder)
+    assert list(read_journal(folder)) == list(read_journal(whole_run))
+    assert len(lines) > 20
     for i in range(len(lines)):
         with pa.output_stream(str(folder / JOURNAL), compression="zstd") as file:
             file.write(b"".join(lines[:i] + lines[i + 1 :]))
@@ -185,8 +192,28 @@ def test_a_journal_lacks_no_line_unseen(whole_run, tmp_path):
             list(read_journal(folder))
 
 
+def block(num_args):
+    """A block of one call, Finished(5) to the router."""
+    calls = {"instance_id": ["router"], "call": ["on_message"], "now_ns": [7], "num_args": num_args}
+    calls |= {"num_returned": [0], "objects": [0]}
+    return json.dumps({"objects": [["Finished", {"request_id": [5]}]], "calls": calls}).encode()
+
+
 @pytest.mark.parametrize(
-    "line", [b"[" * 100_000, b"1" * 5000, b"[1, 2, 3, 4]", b'["router", "x", [], 5]', b"{}", b"[[]]"]
+    "line",
+    [
+        *(b"[" * 100_000, b"1" * 5000, b"[1, 2, 3, 4]", b'["router", "x", [], 5]', b"{}", b"[[]]", b'{"a":' * 100_000),
+        b'{"objects": [["Nothing", {}]], "calls": {}}',
+        b'{"objects": [["Finished", {"request_id": [1], "other": [2]}]], "calls": {}}',
+        block([1]).replace(b'"objects": [0]', b'"objects": [1]'),
+        block([1]).replace(b"on_message", b"on_anything"),
+        block([1]).replace(b"7", b"null"),
+        block([0]),
+        block([10**12]),
+        block([-1]),
+        block(["x"]),
+    ],
+    ids=range(16),
 )
 def test_a_line_that_is_no_call(capsys, whole_run, tmp_path, line):
     folder = copytree(whole_run, tmp_path / "run")

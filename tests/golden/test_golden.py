@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pdsim.core.invariants import AnyInstance, check
-from pdsim.core.journal import digest, from_lines, to_line
-from pdsim.core.replay import replay
-from pdsim.metrics.run_folder import JOURNAL, journal_writer, read_journal
+from pdsim.core.journal.lines import digest, from_lines, to_line
+from pdsim.core.journal.replay import replay
+from pdsim.metrics.journal_file import journal_writer, read_journal
+from pdsim.metrics.run_folder import JOURNAL
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import PrefillChunk, Retracted
-from pdsim.core.replay import replay
 from pdsim.policy.protocols import HoldUntil, Pick
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve

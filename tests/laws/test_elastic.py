@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.autoscaler import DRAINING, SERVING, Autoscaler, Role, ScalingTimes
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import ClusterSeen, Drain, FlushCache, InstanceSeen, NewRequest, Send, Serve
-from pdsim.core.replay import replay
 from pdsim.policy.planners import SpareSaturation, ThroughputPlanner
 from pdsim.policy.protocols import Servers
 from pdsim.policy.scaling import Forecast, LoadThresholds

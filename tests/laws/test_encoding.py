@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.encode.media_item import MediaItem
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import EncodeMedia, EncodeStep, SendEmbeddings
-from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.cost.encoding import EncoderTimes
 from pdsim.metrics.explanation.stages import stage_spans

@@ -8,8 +8,8 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import digest, from_lines, to_line
-from pdsim.core.replay import replay
+from pdsim.core.journal.lines import digest, from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.scenario.building.machines import restarted, state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
-from pdsim.core.replay import replay
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer.kv_returns import LEAST_TOKENS
 from pdsim.scenario.building.machines import state_machines

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import Arrival, DecodeStep, FirstToken, NewRequest
-from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.metrics.summary import itl_samples
 from pdsim.policy.routing import LengthAndQueue, PrefixBased

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import DecodeStep, PrefillStep, Wait
-from pdsim.core.replay import replay
 from pdsim.cost.step_times import pipeline_times
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import layout_of, resolve

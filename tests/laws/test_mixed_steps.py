@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import DecodeStep, MixedStep, NewRequest, PrefillChunk, PrefillStep
-from pdsim.core.replay import replay
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.metrics.explanation.usage import instance_usage
 from pdsim.scenario.building.cluster import build

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
-from pdsim.core.replay import replay
 from pdsim.cost.step_times import pipeline_times
 from pdsim.scenario.building.cost_models import fitted_parabola
 from pdsim.scenario.building.machines import state_machines

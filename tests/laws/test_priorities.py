@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import Arrival, KvGranted, NewRequest, PrefillStep
-from pdsim.core.replay import replay
 from pdsim.policy.pages import LastAdmittedFirst, LowestPriorityFirst
 from pdsim.policy.prefill import HighestPriorityFirst
 from pdsim.policy.routing import QueueLimit

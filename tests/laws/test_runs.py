@@ -5,11 +5,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import PrefillStep
-from pdsim.core.replay import replay
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.metrics.explanation.stages import stage_ms
+from pdsim.metrics.journal_blocks import entries_in, to_block
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
@@ -127,6 +128,7 @@ def test_a_journal_replays_to_the_same_decisions(scenario: Scenario):
     traced = run(scenario)
     written = [to_line(entry) for entry in traced.journal]
     assert replay(from_lines(written), state_machines(resolve(scenario))) == len(traced.journal)
+    assert [to_line(entry) for entry in entries_in(to_block(traced.journal))] == written
 
 
 @given(clusters)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.message_text import from_json, to_json
+from pdsim.core.journal.message_json import from_json, to_json
 from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone, Serve
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router

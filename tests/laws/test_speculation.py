@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import Verified
-from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cluster import build

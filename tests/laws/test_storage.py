@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pdsim.core.journal import from_lines, to_line
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.replay import replay
 from pdsim.core.memory.host_cache import Prefetcher, PrefetchLimits
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_store import PageStore
 from pdsim.core.memory.prefetch_queue import BATCH_PAGES
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch, StoreKv, Tell
-from pdsim.core.replay import replay
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import StorageCosts
 from pdsim.policy.pages import FirstInFirstOut, LeastRecentlyUsed

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.message_text import from_json, to_json
+from pdsim.core.journal.message_json import from_json, to_json
 from pdsim.core.messages import Arrival, CachedTokens
 from pdsim.core.routing.ranked_router import RankedRouter
 from pdsim.core.routing.role_router import MemorySize, RoleRouter

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.decode.decode_instance import DecodeInstance
-from pdsim.core.journal import digest
+from pdsim.core.journal.lines import digest
 from pdsim.core.messages import (
     Cancel,
     DecodeStep,

@@ -18,7 +18,7 @@ from pdreal.launcher import Launcher
 from pdreal.settings.options import Options
 
 from pdsim.core.instance import Levels
-from pdsim.core.journal import Entry
+from pdsim.core.journal.calls import Entry
 from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
 from pdsim.core.routing.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds

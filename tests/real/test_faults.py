@@ -10,7 +10,7 @@ from pdreal.launcher import Launcher
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 
-from pdsim.core.replay import replay
+from pdsim.core.journal.replay import replay
 from pdsim.scenario.building.machines import restarted, state_machines
 from tests.real import clusters
 

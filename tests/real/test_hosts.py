@@ -25,7 +25,7 @@ from pdreal.settings.rank import RankSpec
 from pdreal.settings.scenario import real_scenario
 from ruamel.yaml import YAML
 
-from pdsim.core.replay import replay
+from pdsim.core.journal.replay import replay
 from pdsim.scenario.building.machines import state_machines
 from tests.real import clusters, namespaces, two_hosts
 

@@ -7,8 +7,8 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.control.logbook import read_journal, read_records
 
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import Arrival
-from pdsim.core.replay import replay
 from pdsim.scenario.building.machines import state_machines
 from tests.real import clusters
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 from pdreal.control.logbook import read_journal, read_records
 
+from pdsim.core.journal.replay import ReplayError, replay
 from pdsim.core.messages import Send
-from pdsim.core.replay import ReplayError, replay
 from pdsim.scenario.building.machines import restarted, state_machines
 from tests.real import clusters
 

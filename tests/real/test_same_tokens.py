@@ -4,7 +4,7 @@ import pytest
 from pdreal.control.logbook import read_journal, read_records
 from pdreal.settings.options import Options
 
-from pdsim.core.replay import replay
+from pdsim.core.journal.replay import replay
 from pdsim.scenario.building.machines import state_machines
 from pdsim.system.catalog import load_model
 from tests.real import clusters

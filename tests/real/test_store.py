@@ -25,9 +25,9 @@ from pdreal.settings.host import LaunchError
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 
-from pdsim.core.journal import KILLED
+from pdsim.core.journal.calls import KILLED
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import PrefetchKv, StopPrefetch, StoreKv
-from pdsim.core.replay import replay
 from pdsim.core.sequence import TokenIds, UnseenOutput
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.yaml_file import ConfigError

@@ -26,8 +26,8 @@ from pdreal.settings.host import Hosts
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import TransferLost
-from pdsim.core.replay import replay
 from pdsim.scenario.building.machines import restarted, state_machines
 from pdsim.workload.client import ClosedLoop
 from tests.real import clusters

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import KILLED
+from pdsim.core.journal.calls import KILLED
 from pdsim.core.messages import NewRequest, PeerDown
 from tests.support import MILLISECOND, examples, request, run, small, small_aggregated
 

@@ -1,15 +1,23 @@
 """A journal as text."""
 
 import json
+from random import Random
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.journal import Entry, digest, from_lines, to_line
-from pdsim.core.message_text import from_json, to_json, to_text
-from pdsim.core.messages import Arrival, Finished, FirstToken, KvGranted, PrefillDone, Send
-from pdsim.core.sequence import TokenIds
+import pdsim
+from pdsim.core.journal.calls import KILLED, Entry
+from pdsim.core.journal.lines import digest, from_lines, to_line
+from pdsim.core.journal.message_json import TYPES, from_json, to_json
+from pdsim.core.journal.message_text import to_text
+from pdsim.core.messages import Arrival, Finished, FirstToken, KvGranted, PrefillDone, Send, Wait
+from pdsim.core.sequence import Spans, TokenIds
+from pdsim.metrics.journal_blocks import entries_in, to_block
+from pdsim.policy.views import TokenSequence
 from tests.support import run, small
 
 CLUSTERS = {
@@ -87,3 +95,62 @@ def test_lists_of_earlier_releases_are_read():
 def test_broken_runs_are_refused(runs):
     with pytest.raises((ValueError, TypeError)):
         from_json({"Runs": runs})
+
+
+def sequence(rng):
+    return rng.choice([Spans([(rng.randrange(9), 0, 5), (rng.randrange(10, 19), 3, 2)]), TokenIds([rng.randrange(9)])])
+
+
+def any_value(hint, rng):
+    """A random value of a type."""
+    of_type = {
+        int: lambda: rng.choice([0, -1, 2**63 - 1, -(2**63), rng.randrange(999)]),
+        float: rng.random,
+        str: lambda: rng.choice(["", "é", '"', "decode-0"]),
+        bool: lambda: rng.random() < 0.5,
+        NoneType: lambda: None,
+        TokenSequence: lambda: sequence(rng),
+        Any: lambda: sequence(rng),
+    }
+    if hint in of_type:
+        return of_type[hint]()
+    arguments = get_args(hint)
+    if get_origin(hint) is tuple:
+        kinds = [arguments[0]] * rng.choice([0, 1, 2, 20]) if arguments[-1] is ... else arguments
+        return tuple([any_value(kind, rng) for kind in kinds])
+    if get_origin(hint) is Literal:
+        return rng.choice(arguments)
+    if arguments:
+        return any_value(rng.choice(arguments), rng)
+    return hint(**{name: any_value(inner, rng) for name, inner in get_type_hints(hint).items()})
+
+
+@pytest.mark.parametrize("kind", TYPES.values(), ids=TYPES)
+@pytest.mark.skipif(pdsim.is_compiled(), reason="compiled classes do not keep the types of their fields")
+def test_messages_in_a_block_are_read_as_they_were(kind):
+    """Whether a message stands in a call, in another message or in several places."""
+    rng = Random(1)
+    for _ in range(4):
+        found = [any_value(kind, rng) for _ in range(3)]
+        calls = [
+            Entry("prefill-0", "on_message", (found[0], 3), []),
+            Entry("é", "on_step_done", (found[1], found[0], 4), [Send("b", found[0]), *found]),
+            Entry("prefill-0", "next_step", (5,), (found[2], [found[1]])),
+            Entry("prefill-0", KILLED, (6,), None),
+        ]
+        back = list(entries_in(to_block(calls)))
+        assert [to_line(entry) for entry in back] == [to_line(entry) for entry in calls]
+        assert digest(back) == digest(calls)
+
+
+def test_a_block_has_each_message_once():
+    granted, done = KvGranted(3, 0, (1, 2)), PrefillDone(3)
+    calls = [
+        Entry("decode-0", "next_step", (5,), (Wait(), [Send("prefill-0", granted), done])),
+        Entry("prefill-0", "on_message", (granted, 6), [done]),
+    ]
+    block = json.loads(to_block(calls))
+    columns = dict(block["objects"])
+    assert columns["KvGranted"] == {"request_id": [3], "num_cached_tokens": [0], "pages": [[1, 2]]}
+    assert columns["PrefillDone"] == {"request_id": [3]}
+    assert len(block["objects"]) == len(columns) == 4

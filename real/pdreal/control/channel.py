@@ -16,7 +16,8 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from pdreal.control.notices import KINDS
-from pdsim.core.message_text import from_json, to_text
+from pdsim.core.journal.message_json import from_json
+from pdsim.core.journal.message_text import to_text
 
 
 class Envelope(NamedTuple):

@@ -18,8 +18,9 @@ from pdreal.control.clock import Timeline
 from pdreal.control.expert_counts import CountedStep, ExpertCounts
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
-from pdsim.core.journal import Entry, Recorded, from_lines, to_line
-from pdsim.core.message_text import from_json, to_json
+from pdsim.core.journal.calls import Entry, Recorded
+from pdsim.core.journal.lines import from_lines, to_line
+from pdsim.core.journal.message_json import from_json, to_json
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.metrics.records import HostCopyRecord, RunRecords, StepRecord, TransferRecord

@@ -21,7 +21,7 @@ from pdreal.settings.host import LaunchError
 from pdreal.settings.options import Options
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
-from pdsim.core.journal import KILLED, Entry
+from pdsim.core.journal.calls import KILLED, Entry
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.scenario.building.machines import build_monitor
 from pdsim.scenario.schema import Scenario

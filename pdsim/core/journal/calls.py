@@ -1,12 +1,8 @@
-"""Records every call into an instance, and writes the calls as text."""
+"""Records every call into an instance."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from hashlib import blake2b
-from json.encoder import encode_basestring_ascii
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pdsim.core.message_text import from_json, sequence_text, to_text
 from pdsim.core.messages import EncodeStep, Message, Result, Step
 
 
@@ -54,26 +50,3 @@ class Recorded:
     def _note(self, call: str, args: tuple[Any, ...], returned: Any) -> Any:
         self._record(_new_entry(Entry, (self.instance_id, call, args, returned)))
         return returned
-
-
-def digest(entries: Iterable[Entry]) -> str:
-    """Returns the digest of a journal. Equal journals have equal digests in every process, on every platform, and with
-    any PYTHONHASHSEED.
-    """
-    h = blake2b(digest_size=16)
-    for entry in entries:
-        h.update(to_line(entry).encode())
-    return h.hexdigest()
-
-
-def to_line(entry: Entry) -> str:
-    """Returns the entry as one line of a journal: a JSON array."""
-    instance_id, call, args, returned = entry
-    name = encode_basestring_ascii(instance_id)
-    return f'[{name},"{call}",{sequence_text(args)},{to_text(returned)}]\n'
-
-
-def from_lines(lines: Iterable[str]) -> Iterator[Entry]:
-    for line in lines:
-        instance_id, call, args, returned = from_json(json.loads(line))
-        yield Entry(instance_id, call, args, returned)

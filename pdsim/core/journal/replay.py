@@ -7,8 +7,8 @@ code.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pdsim.core.journal import KILLED, Entry
-from pdsim.core.message_text import to_json
+from pdsim.core.journal.calls import KILLED, Entry
+from pdsim.core.journal.message_json import to_json
 
 
 class ReplayError(AssertionError):

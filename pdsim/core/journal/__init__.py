@@ -1,0 +1,1 @@
+"""Calls into instances: recorded, as text, as JSON, and replayed."""
