@@ -104,6 +104,16 @@ def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_
     return max(start_ns + duration_ns, behind_first, last_ns + duration_ns // num_layers)
 
 
+def end_of_saves(end_ns: int, save: tuple[int, int], num_layers: int) -> int:
+    """Returns the end in ns of a forward each of whose layers is saved as soon as it is computed. end_ns: end of the
+    computation. save: start and end in ns of the saves, if each layer were computed in time.
+
+    All layers take equally long to compute and to save, so either the first or the last layer determines the end.
+    """
+    first_ns, last_ns = save
+    return max(end_ns + (last_ns - first_ns) // num_layers, last_ns)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StagingCost:
     """Times of gathering and scattering KV on one rank. Each call has fixed host work, and reads and writes every byte

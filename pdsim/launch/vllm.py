@@ -106,7 +106,7 @@ SERVER_RULES: dict[str, Rule] = {
     "*.eviction": one_of(("lru",), "vLLM"),
     "*.policy": one_of(("fcfs", "priority"), "vLLM"),
     "priorities": None,
-    **dict.fromkeys(("*.host_cache", "*.host_cache_connector", "*.host_cache_chunk_tokens")),
+    **dict.fromkeys(("*.host_cache", "*.host_cache_connector", "*.host_cache_chunk_tokens", "*.host_cache_layerwise")),
     "*.host_cache_write": one_of(("write_through",), "vLLM"),
     "decode.host_cache": "vLLM's decode reads all KV from prefill (0.33.0, multi_connector.py:467); leave it out",
     "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
@@ -298,6 +298,7 @@ def _host_connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
         extra = {
             "lmcache.max_local_cpu_size": host_bytes / 2**30,
             "lmcache.chunk_size": servers.host_cache_chunk_tokens,
+            **({"lmcache.use_layerwise": True} if servers.host_cache_layerwise else {}),
         }
     name = LMCACHE if is_lmcache else OFFLOADING
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -431,6 +431,7 @@ def test_what_cannot_be_read_says_where_and_why(tmp_path, name, text, message):
         ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 LMCACHE_CHUNK_SIZE=128 ", {}, ("20 GiB", 128)),
         ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 ", {"lmcache.max_local_cpu_size": 7.5}, ("7.5 GiB", None)),
         ("", {}, ("5 GiB", None)),
+        ("LMCACHE_USE_LAYERWISE=True ", {}, ("5 GiB", None)),
         ("LMCACHE_LOCAL_CPU=False ", {}, (None, None)),
     ],
 )
@@ -440,6 +441,7 @@ def test_lmcache_is_a_host_cache_of_each_gpu(tmp_path, before, extra, host):
     servers = imported(tmp_path, "run.sh", text).data["aggregated"]
     assert (servers.get("host_cache"), servers.get("host_cache_chunk_tokens")) == host
     assert servers.get("host_cache_connector") == ("lmcache" if host[0] else None)
+    assert servers.get("host_cache_layerwise") == ("LAYERWISE" in before or None)
 
 
 def test_a_size_of_lmcache_that_is_no_number_is_refused(tmp_path):
@@ -454,9 +456,9 @@ def test_the_name_of_the_checkpoint_is_kept(tmp_path):
 
 
 def test_what_pdsim_does_not_model_of_lmcache_is_left_aside(tmp_path):
-    text = "LMCACHE_USE_LAYERWISE=True vllm serve Qwen/Qwen3-8B --kv-transfer-config "
+    text = "LMCACHE_ENABLE_ASYNC_LOADING=True vllm serve Qwen/Qwen3-8B --kv-transfer-config "
     text += """'{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}'\n"""
-    assert any("LMCache's use_layerwise" in one for one in imported(tmp_path, "run.sh", text).aside)
+    assert any("LMCache's enable_async_loading" in one for one in imported(tmp_path, "run.sh", text).aside)
 
 
 @pytest.mark.parametrize("replicas", ["many", "-3", "1.5", "true"])

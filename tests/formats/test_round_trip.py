@@ -170,6 +170,7 @@ def test_host_memory_of_vllm_is_that_of_each_gpu(engine, connector, role, tp, dp
     """OffloadingConnector has the bytes of all ranks of an engine together, LMCache has GiB of each rank."""
     servers = {"gpu": "h100", "tp": tp, "dp": dp}
     host = {"host_cache": "80 GiB", "host_cache_connector": connector, "host_cache_chunk_tokens": 512}
+    host["host_cache_layerwise"] = connector == "lmcache"
     if connector == "offloading":
         del host["host_cache_chunk_tokens"]
     data = {"model": MOE, "engine": "vllm", "page_size": 16, role: servers | host}
@@ -181,7 +182,9 @@ def test_host_memory_of_vllm_is_that_of_each_gpu(engine, connector, role, tp, dp
     (command,) = [one for one in ENGINES[engine](read, [], MOE).commands.values() if name in one]
     sizes = f'"cpu_bytes_to_use":{80 * 2**30 * tp // dp}'
     assert (
-        '"lmcache.max_local_cpu_size":80.0,"lmcache.chunk_size":512' if connector == "lmcache" else sizes
+        '"lmcache.max_local_cpu_size":80.0,"lmcache.chunk_size":512,"lmcache.use_layerwise":true'
+        if connector == "lmcache"
+        else sizes
     ) in command
     assert ("MultiConnector" in command) == (role == "prefill")
 

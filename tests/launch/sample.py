@@ -49,7 +49,7 @@ SERVERS = {
     "mamba_track_interval": [],
 }
 HOST_CACHE = {"host_cache": ["200 GiB", "auto"], "host_cache_write": [], "host_cache_connector": []}
-HOST_CACHE["host_cache_chunk_tokens"] = []
+HOST_CACHE |= {"host_cache_chunk_tokens": [], "host_cache_layerwise": []}
 COMPUTING = {
     "chunked_prefill_tokens": ["4096", "-1"],
     "max_prefill_tokens": ["9999"],

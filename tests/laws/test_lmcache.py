@@ -8,6 +8,7 @@ from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.messages import LoadChunks, PrefillStep, SaveChunks
 from pdsim.core.sequence import Spans
+from pdsim.cost.copies import end_behind_load, end_of_saves
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.yaml_file import ConfigError
 from tests.laws.test_offloading import offloading
@@ -25,6 +26,7 @@ def with_lmcache(draw: st.DrawFn):
     role = "aggregated" if scenario.prefill is None else "prefill"
     pages = draw(st.sampled_from([1, 2, 4]))
     update = {"host_cache_connector": "lmcache", "host_cache_chunk_tokens": pages * scenario.page_size}
+    update["host_cache_layerwise"] = draw(st.booleans())
     return scenario.model_copy(update={role: getattr(scenario, role).model_copy(update=update)})
 
 
@@ -58,8 +60,8 @@ def test_nothing_leaks_when_things_go_wrong(scenario):
 class ListOfChunks:
     """The naive twin: a list of whole prefixes, least recently used first."""
 
-    def __init__(self, num_chunks):
-        self.num_chunks, self.prefixes = num_chunks, []
+    def __init__(self, num_chunks, is_layerwise):
+        self.num_chunks, self.is_layerwise, self.prefixes = num_chunks, is_layerwise, []
 
     def look_up(self, prompt):
         found = []
@@ -74,6 +76,8 @@ class ListOfChunks:
 
     def save(self, prompt, found):
         stops = range((found + 1) * CHUNK, len(prompt) + 1, CHUNK)
+        if self.is_layerwise:
+            stops = [stop for stop in stops if prompt.first(stop) not in self.prefixes]
         num_free = self.num_chunks - len(self.prefixes)
         taken = min(len(stops), self.num_chunks)
         del self.prefixes[: max(0, taken - num_free)]
@@ -88,9 +92,10 @@ prompts = st.builds(
 )
 
 
-@given(st.lists(st.tuples(prompts, st.booleans()), max_size=30), st.integers(1, 8))
-def test_chunks_come_and_go_as_in_a_list_of_prefixes(calls, num_chunks):
-    cache, twin = ChunkCache(PagePool(num_chunks), PAGE, CHUNK), ListOfChunks(num_chunks)
+@given(st.lists(st.tuples(prompts, st.booleans()), max_size=30), st.integers(1, 8), st.booleans())
+def test_chunks_come_and_go_as_in_a_list_of_prefixes(calls, num_chunks, is_layerwise):
+    cache = ChunkCache(PagePool(num_chunks), PAGE, CHUNK, is_layerwise=is_layerwise)
+    twin = ListOfChunks(num_chunks, is_layerwise)
     for prompt, knows in calls:
         found = twin.look_up(prompt)
         assert cache.num_loadable_pages(prompt, 0, len(prompt)) == found * CHUNK // PAGE
@@ -127,6 +132,35 @@ def test_the_step_waits_for_its_load_and_ends_behind_its_saves(role):
     assert traced.records.requests[2].num_prefill_cached_tokens == len(SHARED)
 
 
+@given(st.integers(1, 12), *[st.integers(0, 20)] * 4)
+def test_layers_that_are_loaded_computed_and_saved_one_after_another(num_layers, compute_ns, load_ns, save_ns, late_ns):
+    """Twin: the layers one by one. The host begins a layer when the save of the layer before the last has ended."""
+    computed = saved = save_before = 0
+    for layer in range(num_layers):
+        here_ns = late_ns + (layer + 1) * load_ns
+        computed = max(computed, here_ns, save_before) + compute_ns
+        save_before, saved = saved, max(computed, saved) + save_ns
+    load = late_ns, late_ns + num_layers * load_ns
+    end_ns = end_behind_load(0, num_layers * compute_ns, load, num_layers)
+    first_ns = late_ns + load_ns + compute_ns
+    assert end_of_saves(end_ns, (first_ns, first_ns + num_layers * save_ns), num_layers) == saved
+
+
+@pytest.mark.parametrize("role", ["prefill", "aggregated"])
+def test_layer_by_layer_a_step_begins_with_its_load_and_saves_within_the_forward(role):
+    specs, changes = evicted_and_asked_again(role, **{f"{role}__host_cache_layerwise": True})
+    traced = run((small if role == "prefill" else small_aggregated)(*specs, **changes), checked=True)
+    first, _, last = [step for step in traced.records.steps if step.kind == "prefill"]
+    save, (load,) = traced.records.host_copies[0], [one for one in traced.records.host_copies if one.kind == "load"]
+    num_layers = traced.cluster.num_layers
+    assert save.start_ns == first.start_ns + 64 * MILLISECOND // num_layers
+    saves_ns = save.end_ns - save.start_ns
+    assert first.duration_ns == max(64 * MILLISECOND + saves_ns // num_layers, save.end_ns - first.start_ns)
+    assert last.start_ns == load.start_ns
+    span = load.start_ns, load.end_ns
+    assert last.start_ns + last.duration_ns == end_behind_load(last.start_ns, 8 * MILLISECOND, span, num_layers)
+
+
 def test_a_prompt_that_is_wholly_in_host_memory_computes_its_last_token():
     specs, changes = evicted_and_asked_again("aggregated")
     specs[2] = request(2, SHARED, 1, arrival_ns=400 * MILLISECOND)
@@ -157,6 +191,7 @@ def test_models_that_need_a_hybrid_manager_of_kv_are_refused(model, reason):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"engine": "vllm", "prefill__host_cache_layerwise": True}, "a setting of LMCache"),
         ({"prefill__host_cache_connector": "lmcache"}, "SGLang's LMCache"),
         ({"engine": "vllm", "prefill__host_cache_connector": "lmcache", "page_size": 512}, "no multiple of page_size"),
     ],

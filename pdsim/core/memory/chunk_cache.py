@@ -7,6 +7,9 @@ are evicted later. A store adds the first chunk first, so the first chunk is evi
   load    before the forward, for the prompts that begin in the step
   save    after the forward, before its result: chunks that the step completes, whether host memory has them or not
 
+With is_layerwise each layer waits for its own part of the load, and its own part is saved as soon as the layer is
+computed, only of chunks that host memory lacks (cache_engine.py:692, 1106, gpu_connectors.py:1271, 1405, 1433).
+
 LMCache 0.5.6: vllm_v1_adapter.py, cache_engine.py, local_cpu_backend.py. Law: tests/laws/test_lmcache.py.
 """
 
@@ -18,11 +21,12 @@ from pdsim.policy.views import TokenSequence
 
 
 class ChunkCache:
-    def __init__(self, pool: PagePool, page_size: int, chunk_tokens: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, chunk_tokens: int, *, is_layerwise: bool = False) -> None:
         """pool: pool of host memory; each of its pages holds one chunk. page_size: tokens of a GPU page. chunk_tokens:
-        tokens of a chunk, a multiple of page_size.
+        tokens of a chunk, a multiple of page_size. is_layerwise: True: chunks are copied layer by layer.
         """
         self.pool = pool
+        self.is_layerwise = is_layerwise
         self.chunk_tokens = chunk_tokens
         self.places: OrderedDict[int, int] = OrderedDict()
         """Page id in the host pool of each chunk, by the chunk's key. Least recently used first."""
@@ -57,16 +61,19 @@ class ChunkCache:
         """Decides a copy of the whole chunks of the first num_tokens, from chunk number `first` on, to host memory.
         Evicts other chunks if needed.
 
-        A chunk that host memory already has is copied again, and its second copy is freed at once.
+        A chunk that host memory already has is copied again, and its second copy is freed at once. Layer by layer, only
+        missing chunks are copied.
         """
-        keys = self._keys(prompt, num_tokens)[first:]
-        places = self._make_places(len(keys))
+        chunks = list(enumerate(self._keys(prompt, num_tokens)))[first:]
+        if self.is_layerwise:
+            chunks = [(number, key) for number, key in chunks if key not in self.places]
+        places = self._make_places(len(chunks))
         if not places:
             return
-        start = first * self._chunk_pages
-        pages = table[start : start + len(places) * self._chunk_pages]
+        size = self._chunk_pages
+        pages = [page for number, _ in chunks[: len(places)] for page in table[number * size : (number + 1) * size]]
         self._copies.append(m.SaveChunks(tuple(pages), tuple(places)))
-        for key, place in zip(keys, places, strict=False):
+        for (_, key), place in zip(chunks, places, strict=False):
             if key in self.places:
                 self.pool.free([place])
             else:

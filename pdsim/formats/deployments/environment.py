@@ -65,6 +65,8 @@ def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: li
     _take(found, given, "max_local_cpu_size", "host_cache", "GiB")
     if (chunk_tokens := _number(given, "chunk_size", whole)) is not None:
         found["host_cache_chunk_tokens"] = chunk_tokens
+    if given.pop("use_layerwise", "false").lower() in ("true", "1"):
+        found["host_cache_layerwise"] = True
     others = given.keys() - {"max_local_cpu_size", "chunk_size"}
     aside += [f"LMCache's {name}: pdsim does not model this setting" for name in sorted(others)]
     return found

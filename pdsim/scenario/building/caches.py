@@ -82,7 +82,8 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
     num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)
     if settings.host_cache_connector == "lmcache":
         chunk_tokens = settings.host_cache_chunk_tokens
-        return {"chunks": ChunkCache(PagePool(num_pages * page // chunk_tokens), page, chunk_tokens)}
+        pool = PagePool(num_pages * page // chunk_tokens)
+        return {"chunks": ChunkCache(pool, page, chunk_tokens, is_layerwise=settings.host_cache_layerwise)}
     pool = PagePool(num_pages)
     return {"offload": OffloadCache(pool, page, pages_per_state, shares_loads=settings.radix_cache)}
 

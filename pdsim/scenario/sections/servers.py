@@ -159,6 +159,9 @@ class ServerSettings(Section):
     """
     host_cache_chunk_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
     """Number of tokens that LMCache saves and loads together (LMCACHE_CHUNK_SIZE). With lmcache only; whole pages."""
+    host_cache_layerwise: bool = False
+    """True: LMCache copies KV layer by layer, while other layers are computed (LMCACHE_USE_LAYERWISE). With lmcache
+    only."""
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
     mamba_radix_cache_strategy: StateStrategy | None = None
@@ -168,6 +171,12 @@ class ServerSettings(Section):
     """
     mamba_track_interval: int | None = Field(default=None, ge=1)
     """Number of output tokens between two states that decode steps leave (--mamba-track-interval). None: 256."""
+
+    @model_validator(mode="after")
+    def _has_layers_to_copy(self) -> Self:
+        if self.host_cache_layerwise and self.host_cache_connector != "lmcache":
+            raise ValueError("host_cache_layerwise is a setting of LMCache: say host_cache_connector: lmcache")
+        return self
 
     @property
     def has_whole_experts(self) -> bool:

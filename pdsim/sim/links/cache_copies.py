@@ -11,7 +11,7 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
 from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
-from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load
+from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load, end_of_saves
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows
@@ -181,6 +181,8 @@ class CacheCopies:
         self._num_layers = bus.cluster.num_layers
         self._record = bus.recorder.on_host_copy
         self._tell = bus.deliver if isinstance(instance, DecodeInstance | VllmPrefillInstance) else None
+        chunks = instance.cache.chunks
+        self._is_layerwise = chunks is not None and chunks.is_layerwise
         self._is_dead = False
         self._storage = storage
         self._written_ns = 0
@@ -200,6 +202,8 @@ class CacheCopies:
                     self._block_until(self._written_ns)
             elif isinstance(command, m.SaveChunks):
                 self._saves.append(len(command.pages))
+            elif isinstance(command, m.LoadChunks) and self._is_layerwise:
+                self._wait_by_layer(*self._copy("load", len(command.pages)))
             elif isinstance(command, m.LoadRetracted | m.LoadChunks):
                 self._block_until(self._copy("load", len(command.pages))[1])
             elif isinstance(command, m.LoadBack):
@@ -224,11 +228,13 @@ class CacheCopies:
         """Returns the end in ns of a forward that begins at start_ns. The forward waits for loads that began since the
         last forward. Copies to host memory that were decided since then follow the forward, and delay its end.
         """
-        load, self._load = self._load, None
-        end_ns = start_ns + duration_ns
-        if load is not None:
-            end_ns = end_behind_load(start_ns, duration_ns, load, self._num_layers)
+        num_layers = self._num_layers
+        load, self._load = self._load or (start_ns, start_ns), None
+        end_ns = end_behind_load(start_ns, duration_ns, load, num_layers)
         saves, self._saves = self._saves, []
+        if saves and self._is_layerwise:
+            first_ns = max(start_ns, load[0] + (load[1] - load[0]) // num_layers) + duration_ns // num_layers
+            return end_of_saves(end_ns, self._copy("write", sum(saves), first_ns), num_layers)
         for num_pages in saves:
             end_ns = self._copy("write", num_pages, end_ns)[1]
         return end_ns
@@ -244,9 +250,13 @@ class CacheCopies:
 
     def _on_load(self, command: m.LoadBack, start_ns: int, end_ns: int) -> None:
         if self._tell is None:
-            self._load = (start_ns if self._load is None else self._load[0], end_ns)
+            self._wait_by_layer(start_ns, end_ns)
         else:
             self._tell_at(end_ns, m.LoadedBack(command.request_id))
+
+    def _wait_by_layer(self, start_ns: int, end_ns: int) -> None:
+        """Lets each layer of the next forward wait for its own part of a load."""
+        self._load = (start_ns if self._load is None else self._load[0], end_ns)
 
     def _tell_at(self, time_ns: int, message: m.Message) -> None:
         self._timeline.after(time_ns - self._timeline.now_ns, self._on_copied, message)
