@@ -4,9 +4,12 @@ wins.
 Rules of llm-d-router, below pkg/epp/framework/plugins: scheduling/scorer/{prefix/plugin.go,queuedepth/queue.go,
 kvcacheutilization/kvcache_utilization.go,activerequest/active_request.go,tokenload/token_load.go} at 2342697,
 scheduling/filter/prefixcacheaffinity/plugin.go at 066c20e, scheduling/picker/maxscore/picker.go at 0fa77a0 and
-requestcontrol/dataproducer/inflightload at 2f1de8c. Each score lies in [0, 1].
+requestcontrol/dataproducer/inflightload at 2f1de8c, scheduling/scorer/preciseprefixcache at 83a9aea (with
+kvblock_scorer.go of llm-d-kv-cache), scheduling/scorer/sessionaffinity/session_id_header_strategy.go at 2edc268. Each
+score lies in [0, 1].
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -17,8 +20,46 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
+_SWEEP_NS = 30 * _SECOND_NS
+"""Interval at which the router looks for sessions to forget (evictionSweepSeconds)."""
 _FULL_QUEUE_TOKENS = 4_194_304
 """Number of uncached prompt tokens at an instance for which token-load-scorer gives 0 (queueThresholdTokens)."""
+
+
+@dataclass
+class _Sessions:
+    """The instance of each session's last request, and the time of this request."""
+
+    places: dict[int, tuple[str, int]] = field(default_factory=dict)
+    turn: int = 0
+    looked_ns: int = 0
+
+    def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
+        """Returns 1 for the session's instance. If it is not offered or unknown, returns 1 for an instance with the
+        fewest sessions, in turn.
+        """
+        self._forget_old(view.now_ns, ttl_ns)
+        names = [load.instance_id for load in offered]
+        bound, _ = self.places.get(view.session, ("", 0))
+        wanted = bound if bound in names else self._next_of_fewest(sorted(names))
+        return [float(name == wanted) for name in names]
+
+    def _next_of_fewest(self, names: Sequence[str]) -> str:
+        counts = Counter(name for name, _ in self.places.values())
+        fewest = min(counts[name] for name in names)
+        equal = [name for name in names if counts[name] == fewest]
+        self.turn += 1
+        return equal[self.turn % len(equal)]
+
+    def bind(self, session: int, instance_id: str, now_ns: int) -> None:
+        if session >= 0:
+            self.places[session] = instance_id, now_ns
+
+    def _forget_old(self, now_ns: int, ttl_ns: int) -> None:
+        looked_ns = now_ns // _SWEEP_NS * _SWEEP_NS
+        if looked_ns > self.looked_ns and ttl_ns:
+            self.looked_ns = looked_ns
+            self.places = {one: place for one, place in self.places.items() if looked_ns - place[1] <= ttl_ns}
 
 
 @dataclass
@@ -41,6 +82,16 @@ class LlmD:
     token_load_scorer: float = 0.0
     """Weight of a score for few tokens to compute, including this prompt's: 1 for none, 0 for 4,194,304 (128 times
     32,768)."""
+    precise_prefix_cache_scorer: float = 0.0
+    """Weight of a score for cached tokens by KV events: the share of the prompt's blocks in GPU memory, plus cpu_weight
+    times the share of blocks behind these in host memory."""
+    cpu_weight: float = 0.8
+    """Score of a block in host memory, relative to a block in GPU memory."""
+    session_affinity_scorer: float = 0.0
+    """Weight of a score for the instance that served the session's last request: 1 for this instance. Without such an
+    instance, 1 for the instance with the fewest sessions (algorithm session_id_header)."""
+    session_ttl_ns: int = 600 * _SECOND_NS
+    """Time after its last arrival after which a session is forgotten, at the next look every 30 s."""
     affinity_threshold: float = 0.0
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
@@ -55,44 +106,67 @@ class LlmD:
     """Seed of the random choices."""
     is_kv_aware: ClassVar[bool] = True
     _draws: Draws = field(default_factory=Draws, init=False)
+    _sessions: _Sessions = field(default_factory=_Sessions, init=False)
 
     def __post_init__(self) -> None:
-        for name in (*_SCORERS, "affinity_threshold"):
+        for name in (*_SCORERS, "session_affinity_scorer", "cpu_weight", "affinity_threshold"):
             if not (isfinite(weight := getattr(self, name)) and weight >= 0):
                 raise ValueError(f"{name} is at least 0, found {weight}")
         if self.affinity_threshold > 1:
             raise ValueError(f"affinity_threshold is at most 1, found {self.affinity_threshold}")
         if self.max_ttft_penalty_ns < 0 or not self.peak_prefill_tokens_per_s > 0:
             raise ValueError(f"needs max_ttft_penalty >= 0 and peak_prefill_tokens > 0, found {self}")
-        if self.refresh_metrics_interval_ns < _MS_NS:
-            raise ValueError("refresh_metrics_interval is at least 1 ms")
+        if self.refresh_metrics_interval_ns < _MS_NS or self.session_ttl_ns < 0:
+            raise ValueError(f"needs refresh_metrics_interval >= 1 ms and session_ttl >= 0, found {self}")
 
     @property
     def metrics_interval_ns(self) -> int:
         """Interval in ns at which the router reads metrics. 0: no scorer with a weight needs metrics."""
         return self.refresh_metrics_interval_ns if self.queue_scorer or self.kv_cache_utilization_scorer else 0
 
+    @property
+    def reads_caches(self) -> bool:
+        return self.precise_prefix_cache_scorer > 0
+
+    @property
+    def reads_sessions(self) -> bool:
+        return self.session_affinity_scorer > 0
+
+    def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
+        """Number of tokens that do not count as work of the instance that gets the prompt."""
+        return int(num_device_tokens + self.cpu_weight * num_host_tokens)
+
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
         offered = self._filtered(prompt, view)
         scores = self.scores(prompt, view, offered)
+        if weight := self.session_affinity_scorer:
+            scores = _plus(scores, weight, self._sessions.scores(view, offered, self.session_ttl_ns))
         best = max(scores)
         rows = [row for row, score in enumerate(scores) if score == best]
         row = rows[self._draws.below(len(rows), self.seed)] if len(rows) > 1 else rows[0]
+        self._sessions.bind(view.session, offered[row].instance_id, view.now_ns)
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Returns the weighted sum of scores of each offered instance."""
+        """Returns the weighted sum of scores of each offered instance, without the score for its session."""
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):
-                own = scorer(prompt, view, offered)
-                total = [score + weight * min(1.0, max(0.0, one)) for score, one in zip(total, own, strict=True)]
+                total = _plus(total, weight, scorer(prompt, view, offered))
+        if weight := self.precise_prefix_cache_scorer:
+            total = _plus(total, weight, self._cached_shares(prompt, view, offered))
         return total
+
+    def _cached_shares(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
+        page, num_blocks = view.page_size, max(1, len(prompt) // view.page_size)
+        tiers = [view.tier_tokens(load.instance_id) for load in offered]
+        return [(device // page + self.cpu_weight * (host // page)) / num_blocks for device, host in tiers]
 
     def _filtered(self, prompt: TokenSequence, view: RoutingView) -> Sequence[InstanceLoad]:
         if not self.affinity_threshold or len(view.instances) == 1:
             return view.instances
-        cached = _prefix_cache(prompt, view, view.instances)
+        shares = self._cached_shares if self.reads_caches else _prefix_cache
+        cached = shares(prompt, view, view.instances)
         sticky = [one for one, share in zip(view.instances, cached, strict=True) if share >= self.affinity_threshold]
         others = [one for one in view.instances if one not in sticky]
         if not sticky or not others or not self.max_ttft_penalty_ns:
@@ -100,6 +174,10 @@ class LlmD:
         queued, elsewhere = (min(_in_flight(view, one) for one in ones) for ones in (sticky, others))
         penalty_ns = (queued - elsewhere) / self.peak_prefill_tokens_per_s * _SECOND_NS
         return view.instances if penalty_ns > self.max_ttft_penalty_ns else sticky
+
+
+def _plus(scores: Sequence[float], weight: float, own: Sequence[float]) -> list[float]:
+    return [score + weight * min(1.0, max(0.0, one)) for score, one in zip(scores, own, strict=True)]
 
 
 def _prefix_cache(prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.messages import InstanceMetrics, MetricsSeen
+from pdsim.core.messages import CachedTokens, Drain, InstanceMetrics, MetricsSeen, Serve
 from pdsim.core.routing.role_router import MemorySize, RoleRouter
 from pdsim.core.sequence import Spans
 from pdsim.policy.llm_d import LlmD
@@ -82,6 +82,58 @@ def test_affinity_ends_where_the_cached_instance_queues_too_long():
         router.pick(Spans.of(2, 1000), 0, request_id=2)
         picks = {LlmD.pick(policy, Spans.of(1, 160), router) for _ in range(20)}
         assert picks == wanted
+
+
+tiers = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=3)
+
+
+@given(tiers, st.integers(8 * PAGE, 9 * PAGE - 1), st.sampled_from([0.0, 0.8, 1.0]))
+def test_precise_scores_weigh_the_tiers_of_blocks(tiers, num_tokens, cpu_weight):
+    """The prompt has 8 whole blocks."""
+    policy = LlmD(**NOTHING, precise_prefix_cache_scorer=2.0, cpu_weight=cpu_weight)
+    router = make(policy)
+    router.see([CachedTokens(name, PAGE * d, PAGE * h) for name, (d, h) in zip(NAMES, tiers, strict=True)])
+    found = policy.scores(Spans.of(1, num_tokens), router, router.loads)
+    assert found == pytest.approx([2 * (device + cpu_weight * host) / 8 for device, host in tiers])
+    assert router.pick(Spans.of(1, num_tokens), 0) in [
+        name for name, score in zip(NAMES, found, strict=True) if score == max(found)
+    ]
+
+
+SECOND = 1_000_000_000
+gaps = st.sampled_from([0, 10 * SECOND, 30 * SECOND, 61 * SECOND])
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), gaps, st.integers(0, 3)), max_size=30))
+def test_sessions_stay_or_go_where_the_fewest_sessions_are(calls):
+    """Twin: a list of the sessions' last requests. Each 30 s those older than the time to live leave it."""
+    role = make(LlmD(**NOTHING, session_affinity_scorer=1.0, session_ttl_ns=60 * SECOND))
+    requests, now_ns, down = [], 0, None
+    for number, (session, gap_ns, turned) in enumerate(calls):
+        for due_ns in range(now_ns // (30 * SECOND) * 30 * SECOND + 30 * SECOND, now_ns + gap_ns + 1, 30 * SECOND):
+            requests = [one for one in requests if due_ns - one[2] <= 60 * SECOND]
+        now_ns += gap_ns
+        if turned < 3:
+            if down is not None:
+                role.note(Serve(down))
+            down = None if NAMES[turned] == down else NAMES[turned]
+            if down is not None:
+                role.note(Drain(down))
+        up = [name for name in NAMES if name != down]
+        picked = role.pick(Spans.of(number, 10), now_ns, "", number, session)
+        bound = {one: place for one, place, _ in requests}
+        counts = {name: list(bound.values()).count(name) for name in up}
+        if bound.get(session) in up:
+            assert picked == bound[session]
+        else:
+            assert counts[picked] == min(counts.values())
+        if session >= 0:
+            requests = [*(one for one in requests if one[0] != session), (session, picked, now_ns)]
+
+
+def test_new_sessions_go_round():
+    role = make(LlmD(**NOTHING, session_affinity_scorer=1.0))
+    assert [role.pick(Spans.of(i, 10), 0, "", i, i) for i in range(9)].count("a") == 3
 
 
 @pytest.mark.parametrize("role", ["prefill", "aggregated"])
