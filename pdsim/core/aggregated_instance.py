@@ -159,8 +159,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _tries_anew(self) -> bool:
-        """True if each step tries again to begin a prompt that lacked pages (SGLang resets batch_is_full to
-        preempt).
+        """True if each step tries again to begin a prompt that lacked pages (SGLang resets batch_is_full if waiting
+        prompts may preempt).
         """
         return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 
@@ -237,8 +237,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return step
 
     def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
-        """Runs an iteration of SGLang's loop. Returns None if this iteration has no step but the next iteration may
-        have a step. The next iteration takes no time.
+        """Runs an iteration of SGLang's loop, and returns its step. None: this iteration has no step, but the next
+        iteration, which follows at once, may have one.
 
         SGLang 0.5.12 spends one iteration on dropping a batch that has ended (managers/scheduler.py:2588, 2904), and
         tries prompts in the next iteration.
@@ -344,7 +344,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _num_steps(self) -> int:
-        """Number of decode steps so far, which lower the ratio of expected outputs."""
+        """Number of decode steps so far. Each of them lowered new_token_ratio."""
         return self.batch.num_steps
 
     @property

@@ -51,7 +51,9 @@ class ElasticServer:
     next_role: str = ""
     """The role that a draining server takes next. Empty: the server stops."""
     due_ns: int = 0
-    """Time in ns at which a starting server begins to serve, or until which a draining server may become empty."""
+    """Starting server: time in ns at which it begins to serve. Draining server: time in ns at which it stops draining
+    if it still has requests.
+    """
 
     @property
     def instance_id(self) -> str:

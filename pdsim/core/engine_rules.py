@@ -16,8 +16,9 @@ class EngineRules:
     """True: a prompt does not begin if it needs more tokens than max_prefill_tokens leaves in a forward, although the
     prompt could be cut into chunks."""
     expects_fixed_outputs: bool = True
-    """True: the scheduler expects running requests that ignore EOS to reach their longest output, and reserves one
-    further page for each request that it begins."""
+    """True: the scheduler expects running requests that ignore EOS to reach their maximum output, and reserves one
+    further page for each request that it begins.
+    """
     resumes_by_tokens: bool = False
     """Number of tokens that must be free before a retracted request resumes. True: the request's number of tokens.
     False: this number, rounded up to whole pages."""

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 INITIAL_RATIO = 0.7
-"""A request that may stop at EOS is expected to produce this share of its longest output, until the instance has run
-requests (SGLANG_INIT_NEW_TOKEN_RATIO)."""
+"""A request that may stop at EOS is expected to produce this share of its maximum output, until the instance has run
+requests (SGLANG_INIT_NEW_TOKEN_RATIO).
+"""
 
 
 class Growing(Protocol):
@@ -37,15 +38,15 @@ class SimulatedEnds:
     """Expected ends of running requests and of requests that one forward begins, soonest first."""
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
-        """ratio: a request that may stop at EOS is expected to produce this share of its longest output."""
+        """ratio: a request that may stop at EOS is expected to produce this share of its maximum output."""
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
         """Returns True if the request fits beside running requests. num_free_tokens: free tokens after the request has
-        its prompt's tokens. begun: requests that the forward has begun already; only the first call reads them, and
-        later calls add their own request.
+        its prompt's tokens. begun: requests that the forward has begun already. Only the first call reads `begun`,
+        because each call remembers its own request.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]

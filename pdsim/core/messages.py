@@ -21,7 +21,7 @@ class CachedTokens(NamedTuple):
     num_device_tokens: int
     """Number of the prompt's first tokens in GPU memory."""
     num_host_tokens: int
-    """Number of the tokens behind these that are in host memory."""
+    """Number of further tokens of the prompt, behind those in GPU memory, that are in host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -787,5 +787,5 @@ def receiver_of(decode_id: str) -> str:
 
 
 def embeddings_of(language_id: str) -> str:
-    """Name of the receiver of embeddings of a prefill or aggregated instance."""
+    """Returns the id of the state machine that receives embeddings for a prefill or aggregated instance."""
     return f"{language_id}.embeddings"

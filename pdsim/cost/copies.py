@@ -94,8 +94,8 @@ class HostLink:
 
 
 def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_layers: int) -> int:
-    """Returns the end in ns of a forward each of whose layers waits until its own KV is loaded. load: start and end in
-    ns of the load.
+    """Returns the end in ns of a forward in which each layer waits until that layer's KV is loaded. load: start and end
+    in ns of the load.
 
     All layers take equally long to load and to compute, so either the first or the last layer determines the end.
     """
@@ -105,8 +105,9 @@ def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_
 
 
 def end_of_saves(end_ns: int, save: tuple[int, int], num_layers: int) -> int:
-    """Returns the end in ns of a forward each of whose layers is saved as soon as it is computed. end_ns: end of the
-    computation. save: start and end in ns of the saves, if each layer were computed in time.
+    """Returns the end in ns of a forward, including saves, if the KV of each layer is saved as soon as the layer is
+    computed. end_ns: end of the computation. save: start and end in ns of the saves, if each layer were computed in
+    time.
 
     All layers take equally long to compute and to save, so either the first or the last layer determines the end.
     """

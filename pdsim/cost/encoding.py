@@ -1,4 +1,4 @@
-"""Durations of encoders of images and audio, by roofline. No row measured an encoder."""
+"""Durations of encoders of images and audio, by roofline. No encoder was measured."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -69,7 +69,9 @@ class EncodingStepTimes(StepTimes):
         self.cache.clear()
 
     def _missing(self, step: PrefillStep) -> list[MediaItem]:
-        """Different items of the forward that the cache lacks. Then the cache has them, as far as they fit."""
+        """Returns the distinct items of the forward that the cache lacks. Also adds them to the cache, as far as they
+        fit.
+        """
         found = {
             (item.modality, item.media_id): item
             for chunk in step.chunks

@@ -36,8 +36,8 @@ class Collectives:
     """Share of the nominal NVLink bandwidth that collectives reach."""
 
     def of_prompts(self) -> Gathers:
-        """Collectives of context parallelism, per prompt token. Keys and values of each layer go to all groups. Hidden
-        states go to the experts, and the experts' outputs come back.
+        """Collectives of context parallelism, per prompt token. Keys and values of each layer go to all
+        context-parallel groups of GPUs. Hidden states go to the experts, and the experts' outputs come back.
         """
         cp, model = self.layout.cp, self.layout.model
         if cp == 1:

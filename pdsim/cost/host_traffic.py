@@ -27,7 +27,9 @@ _BF16 = 2
 
 @dataclass(frozen=True)
 class HostMoves:
-    """Traffic through each GPU's NIC, for prefill forwards or for decode steps."""
+    """Traffic through each GPU's NIC, for prefill forwards or for decode steps. Parameter `routed` of its methods:
+    num_tokens times the ratio of the busiest GPU's expert load to the mean load.
+    """
 
     fixed_ns: float
     """Fixed time in ns of the exchanges of all layers."""
@@ -44,9 +46,7 @@ class HostMoves:
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:
-        """Bytes that the NIC of the busiest GPU receives. routed: num_tokens times the busiest GPU's expert load,
-        relative to the mean load.
-        """
+        """Bytes that the NIC of the busiest GPU receives."""
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
@@ -60,7 +60,7 @@ class HostMoves:
 
 @dataclass(frozen=True)
 class HostTraffic:
-    """Traffic of one instance between the hosts of its server."""
+    """Traffic of one instance between the hosts of its server. Parameter `routed` of its methods: as in HostMoves."""
 
     prefill: HostMoves
     decode: HostMoves

@@ -152,7 +152,9 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, whole: bool, column: str) -> float:
-    """Factor within which _COVERED of all GPUs lie from the median of the GPUs of other generations."""
+    """Returns a factor: for the share _COVERED of GPUs, the value of a column differs from the median of GPUs of other
+    generations by at most this factor. whole: the kernels of experts that one GPU holds completely.
+    """
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
         if is_whole(kind) != whole:

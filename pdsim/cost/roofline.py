@@ -31,8 +31,9 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """Additional time of bf16 weights per token, as the FLOPs that take this time at the rate of the other
-        weights."""
+        """FLOPs per token that stand for the slower bf16 weights: at the rate of the other weights, they take the
+        additional time of the bf16 weights.
+        """
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""
@@ -115,7 +116,7 @@ class RooflineModel:
 
     def _num_sharing(self, step: PrefillStep) -> int:
         """Number of groups that share the tokens of a forward. 1: each group computes all tokens, because the forward
-        also decodes, or has a chunk of fewer than 2 cp tokens (SGLang 0.5.23, layers/cp/zigzag.py:109).
+        also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23, layers/cp/zigzag.py:109).
         """
         if self._cp == 1 or step.num_decode_tokens:
             return 1
@@ -180,8 +181,8 @@ class RooflineModel:
         return prompts_ns + self._queries.ns(merged) + context_ns
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
-        """Time in ns per token and layer of the bytes that go to the GPUs of its experts in fp8, and come back in bf16.
-        A token is sent once to each of these GPUs.
+        """Time in ns per token and layer for sending a token in fp8 to the GPUs of its experts, and the results back in
+        bf16. Each of these GPUs gets the token once.
         """
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None:

@@ -18,7 +18,9 @@ class _Row(NamedTuple):
     """Consecutive decode steps of one batch. Times are in ns."""
 
     lead_ns: int
-    """First gap of the requests that were in the batch before. Equal to first_ns unless these requests paused."""
+    """First gap in ns of the requests that were in the batch before these steps. Equal to first_ns unless these
+    requests paused.
+    """
     first_ns: int
     growth_ns: float
     num_steps: int

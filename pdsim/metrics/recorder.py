@@ -30,7 +30,9 @@ def transfer_record(
     line_ns: int = 0,
     posting_ns: int = 0,
 ) -> TransferRecord:
-    """The record of a transfer unit. Bytes and descriptors are summed over all ranks."""
+    """Returns the record of a transfer unit, with bytes and descriptors summed over all ranks by the layout `wire`.
+    Other arguments: the fields of TransferRecord.
+    """
     return TransferRecord(
         unit.request_id,
         unit.source,

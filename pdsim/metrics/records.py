@@ -68,9 +68,9 @@ class RequestRecord:
     encode_id: str = ""
     """Encode instance whose embeddings arrived last. Empty: no encode instance encoded media of the request."""
     encode_start_ns: int | None = None
-    """Time when this instance began to encode the request's media, or found their embeddings in its cache."""
+    """Time when the instance encode_id began to encode the request's media, or found their embeddings in its cache."""
     encode_end_ns: int | None = None
-    """Time when this instance had encoded them."""
+    """Time when the instance encode_id had encoded the request's media."""
     embeddings_ns: int | None = None
     """Time when the last embeddings arrived, so that prefill queued the request."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
@@ -113,8 +113,8 @@ class StepRecord:
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests whose last token came earlier than just before the first step of the row.
-    RunRecords.token_gaps has the time since then.
+    """Number of requests whose last token did not come directly before the row's first step, but earlier.
+    RunRecords.token_gaps has the time since this token.
     """
     copying_ns: int = 0
     """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written

@@ -105,8 +105,8 @@ def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
 
 @contextmanager
 def run_replaced(folder: Path) -> Iterator[Path]:
-    """Context with a new folder into which a run is written. At the end of the context the new files replace those in
-    `folder`, if all of them were written.
+    """Context manager that gives a new folder, into which a run is written. At the end of the context the new files
+    replace those in `folder`, if all of them were written.
     """
     with files_replaced(folder, _FILES, last=SUMMARY) as new:
         yield new

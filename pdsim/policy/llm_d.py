@@ -96,8 +96,9 @@ class LlmD:
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """Maximum queueing time that affinity may cost. If the other instances' shortest queue is faster by more than this
-    time, all instances are scored. 0: no maximum."""
+    """Maximum queueing time that affinity may cost. If some other instance's queueing time is shorter by more than
+    this, all instances are scored. 0: no maximum.
+    """
     peak_prefill_tokens_per_s: float = 15928.0
     """Prefill rate in tokens per second that converts uncached tokens at an instance into queueing time."""
     refresh_metrics_interval_ns: int = 50 * _MS_NS
@@ -212,8 +213,8 @@ def _token_load(prompt: TokenSequence, view: RoutingView, offered: Sequence[Inst
 
 
 def _in_flight(view: RoutingView, load: InstanceLoad) -> int:
-    """Number of uncached prompt tokens that an instance has to compute. 0 on decode, whose load is outputs of unknown
-    length.
+    """Number of uncached prompt tokens that an instance has to compute. 0 on decode instances, because their work is
+    outputs of unknown length.
     """
     return 0 if view.role == "decode" else view.num_uncached_tokens(load.instance_id)
 

@@ -67,7 +67,7 @@ class ReserveDecodeTokens:
 
 @dataclass
 class ReserveMaxOutput:
-    """Admits a request only if this request and all active requests can reach their longest outputs, so that no request
+    """Admits a request only if this request and all active requests can reach their maximum outputs, so that no request
     is ever retracted.
     """
 

@@ -100,8 +100,8 @@ class ThroughputPlanner:
 
 
 def _best_rate_per_s(batches: Iterable[tuple[int, float]], target_ns: int) -> float:
-    """Highest rate of a batch whose duration meets the target; if no batch meets the target, of any batch
-    (`engine_query.py:819`).
+    """Returns the highest rate, in requests per second, among batches whose duration meets the target; if no batch
+    does, among all batches (`engine_query.py:819`).
 
     batches: number of requests and duration in ns of each batch.
     """

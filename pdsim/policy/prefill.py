@@ -18,8 +18,9 @@ _FEW_CACHED_TOKENS = 32
 """A prompt with at most this number of cached tokens waits for an earlier prompt with the same beginning
 (IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD)."""
 _ALIKE_TOKENS = 32
-"""Number of first tokens that must be equal, so that two prompts have the same beginning
-(IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD)."""
+"""Two prompts have the same beginning if at least this number of their first tokens are equal
+(IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD).
+"""
 
 
 @dataclass

@@ -83,7 +83,9 @@ class TransferPolicy(Protocol):
 
 
 Scope = Literal["agent", "siblings", "run"]
-"""Requests of an agent run that form a session: of each agent, of all sub-agents, or of the whole run."""
+"""Which requests of an agent run form one session: those of each agent, those of all sub-agents, or those of the whole
+run.
+"""
 
 
 class RoutingPolicy(Protocol):
@@ -106,7 +108,9 @@ class QueuePolicy(Protocol):
     """Decides when arriving requests wait in the router, and in which order they leave it."""
 
     def all_busy(self, view: views.RoutingView, forward_tokens: int) -> bool:
-        """Returns True if no instance may get another request now. forward_tokens: most prompt tokens of a forward."""
+        """Returns True if no instance may get another request now. forward_tokens: maximum number of prompt tokens in
+        one forward.
+        """
 
     def rank(self, request: views.HeldRequest, view: views.RoutingView) -> float:
         """Returns the rank of a request that begins to wait. The lowest rank leaves first; ties leave in the order of

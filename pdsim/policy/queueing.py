@@ -18,9 +18,10 @@ class BusyThreshold:
     """
 
     threshold: float
-    """Prompt tokens above which an instance is busy, relative to the most tokens of a forward: with engine vllm
-    chunked_prefill_tokens, with engine sglang max_prefill_tokens, each of one rank. 0: an instance with any prompt to
-    compute is busy."""
+    """An instance is busy if it has more prompt tokens to compute than this number times the maximum tokens of a
+    forward of one rank (vllm: chunked_prefill_tokens; sglang: max_prefill_tokens). 0: an instance with any prompt to
+    compute is busy.
+    """
     order: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
     """Order of the held requests. fcfs: by arrival; a request of priority 5 goes before requests that came up to 5 s
     earlier. lcfs: the last to arrive goes first, with priorities alike. wspt: the request with the fewest uncached

@@ -70,7 +70,7 @@ class CacheAware:
     """Picks the instance to which most of the prompt was sent before. If loads are out of balance or the match is poor,
     picks a random instance among those with the fewest requests: sgl-model-gateway/src/policies/cache_aware.rs, since
     SGLang's pull request 33138 of August 2026. Earlier releases pick the first instance with the fewest requests (since
-    14650 of December 2025), or the instance with the smallest tree.
+    pull request 14650 of December 2025), or the instance with the smallest tree.
     """
 
     gateway: Gateway = "main"

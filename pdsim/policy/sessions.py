@@ -117,7 +117,9 @@ class Manual:
         return chosen
 
     def _place(self, session: int, now_ns: int) -> _Place:
-        """The session's place, noted as used now. Empty if the session is new or was forgotten."""
+        """Returns the instances of a session, after noting that the session is used now. No instances: the session is
+        new or was forgotten.
+        """
         place = self._places.get(session)
         if place is None or self._forgets(place, now_ns):
             place = self._places[session] = _Place([], now_ns)

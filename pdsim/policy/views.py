@@ -279,9 +279,9 @@ class RoutingView(Protocol):
         """
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:
-        """Number of the prompt's first tokens that this instance had in GPU memory when the request arrived, and number
-        of the tokens behind these in host memory, by the KV events of the instances. Needs a policy with `reads_caches
-        = True`, which then also has a method num_credited_tokens.
+        """Returns two numbers of the prompt's tokens that this instance had cached when the request arrived, by its KV
+        events: first tokens in GPU memory, and further tokens behind them in host memory. Needs a policy with
+        `reads_caches = True`, which then also has a method num_credited_tokens.
         """
 
     def session_instance(self, ttl_ns: int) -> str:

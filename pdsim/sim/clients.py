@@ -126,7 +126,9 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """Calls client work at once. If client and server share a busy thread, the call waits for the thread."""
+        """Calls `turn`, a piece of the client's work, at once. If client and server share a busy thread, the call waits
+        for the thread.
+        """
         if not self._settings.holds_client:
             turn()
             return

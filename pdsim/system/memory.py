@@ -358,8 +358,9 @@ def default_mem_fraction(
 
 
 def encoder_share(encoder: VisionEncoder) -> float:
-    """Factor of the default mem_fraction_static on servers that encode images, which need memory for this (SGLang
-    0.5.23, arg_groups/memory_hook.py:417, adjust_mem_fraction_for_vlm, which takes 24 layers for a `depth`).
+    """Factor by which mem_fraction_static's default is multiplied on servers that encode images, because encoders need
+    memory (SGLang 0.5.23, arg_groups/memory_hook.py:417, adjust_mem_fraction_for_vlm, which counts 24 layers if a
+    config names their number `depth`).
     """
     complexity = (encoder.hidden_size / 1024) ** 2
     return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (complexity - 1)))

@@ -75,10 +75,13 @@ class StateRule:
 
 
 KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
-"""Number of tokens that vLLM's blocks are multiples of beside states, and with latent KV."""
+"""vLLM's blocks have a multiple of this number of tokens: the first number for models with states, the second for
+latent KV.
+"""
 _UNEVEN = 1.5
-"""If layers of one kind are fewer than this number times the layers of the other, all layers of a kind share a
-block."""
+"""If one kind of layers (attention or linear attention) has fewer layers than this number times those of the other
+kind, all layers of a kind share a block.
+"""
 
 
 def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> int:

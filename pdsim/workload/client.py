@@ -220,8 +220,9 @@ class ClosedLoop:
     0.33.0 with none (benchmarks/serve.py, --num-warmups). Each of these clients waits for the end of its warm-up, sends
     all first requests at once, and counts them."""
     duration_ns: int | None = None
-    """Time after which no request is sent, from the first request after the priming requests. None: all requests are
-    sent."""
+    """Time after which no request is sent, counted from the first request after the priming requests. None: all
+    requests are sent.
+    """
     ramp_ns: int | None = None
     """Time in which the number of sessions in flight rises from 1 to the concurrency, in steps of 1. None: all sessions
     start together. This is AIPerf's --concurrency-ramp-duration (0.13.0, timing/phase/runner.py, and LinearStrategy of
@@ -264,7 +265,9 @@ class Clock(Protocol):
 
 
 class ClientDriver:
-    """Sends the requests of a workload as its client does. A closed loop counts sessions, not single requests."""
+    """Sends the requests of a workload as the scenario's client does, an open or a closed loop. A closed loop counts
+    sessions, not single requests.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ class RandomLengths:
     image_tokens: Lengths | None = None
     """Distribution of the number of tokens of an image. Needed with images."""
     distinct_images: int | None = None
-    """Number of different images, of which each prompt's are drawn. None: all images are different."""
+    """Number of different images, from which each prompt's images are drawn. None: all images are different."""
     image_share: float = 1.0
     """Share of the requests that have images. These requests are drawn at random."""
     audio_clips: Lengths | None = None
@@ -35,7 +35,7 @@ class RandomLengths:
     """Distribution of the number of tokens of an audio clip. Needed with audio_clips. A second of audio has 25 tokens
     for Qwen2-Audio, and 13 for Qwen3-Omni."""
     distinct_audio_clips: int | None = None
-    """Number of different audio clips, of which each prompt's are drawn. None: all clips are different."""
+    """Number of different audio clips, from which each prompt's clips are drawn. None: all clips are different."""
     audio_share: float = 1.0
     """Share of the requests that have audio clips. These requests are drawn at random."""
     classes: Mapping[str, float] | None = None
@@ -97,8 +97,8 @@ class MediaDraw:
         """Number of tokens of each different item, by its number."""
 
     def added(self, spec: RequestSpec, first_stream: int) -> RequestSpec:
-        """Puts drawn items before a prompt's text, after the media that it has. first_stream: token stream of item
-        0.
+        """Returns the request with further, drawn items: behind the media that its prompt has, before its text.
+        first_stream: token stream of item 0.
         """
         if self._has_items() >= self._share:
             return spec

@@ -1,4 +1,6 @@
-"""Images of a trace's prompts, which have no recorded place: a prompt ends with its new images."""
+"""Places images in the prompts of a trace. Traces do not say where the images stand, so each prompt is assumed to end
+with its new images.
+"""
 
 from collections.abc import Sequence
 from itertools import count
@@ -31,8 +33,8 @@ class TraceImages:
         return self._tokens * len(names)
 
     def placed(self, spec: RequestSpec, own: Spans) -> RequestSpec:
-        """Returns the request with its images. own: the prompt as the row has it; if the request's prompt is another,
-        it continues the turn before, with that turn's images.
+        """Returns the request with its images. own: the prompt as the row has it. If the request's prompt differs from
+        it, the request continues the turn before, and also gets that turn's images.
         """
         own_images, self._next = self._next, []
         before = self._placed.get(spec.after[0], ()) if spec.after and spec.prompt is not own else ()

@@ -4,8 +4,8 @@ from tests.twins.page_pool import NaivePagePool
 
 
 class NaiveBatch:
-    """A batch of requests. Each step gives every request the KV of one token. Requests whose pages are full get a new
-    page before.
+    """A batch of requests. Each step gives every request the KV of one token. Before the step, requests whose pages are
+    full get a new page.
     """
 
     def __init__(self, page_size: int, pool: NaivePagePool) -> None:

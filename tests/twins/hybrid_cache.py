@@ -10,8 +10,8 @@ def begins(short: Prefix, long: Prefix) -> bool:
 
 
 class NaiveHybridCache:
-    """The cache. Where pdsim has a tree, each cached prefix stands for the tokens behind the longest other cached
-    prefix that it begins with.
+    """The cache. Each cached prefix stands for a node of pdsim's tree: the tokens of the node are those behind the
+    longest other cached prefix with which this prefix begins.
     """
 
     def __init__(self, page_size: int, num_slots: int) -> None:

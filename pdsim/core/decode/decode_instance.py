@@ -133,7 +133,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Follows SGLang's order: resume, admit, see arrivals, merge, make room. Retracted requests block admission."""
+        """Resumes, admits, sees arrived KV, merges and makes room, as SGLang does; then returns step and commands."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -144,7 +144,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs one iteration of SGLang's loop, which takes no time. None: no step; the next iteration may have one."""
+        """Runs one iteration of SGLang's loop, and returns its step. None: the next iteration may have a step."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)

@@ -1,4 +1,4 @@
-"""SGLang's new_token_ratio: a running request is expected to still produce this share of its longest output."""
+"""SGLang's new_token_ratio: the share of its maximum output that a running request is expected to still produce."""
 
 from collections.abc import Collection
 
@@ -13,10 +13,9 @@ DECAY_STEPS = 600
 
 
 class NewTokenRatio:
-    """A running request is expected to still produce this share of its longest output.
-
-    Each decode step lowers the ratio by the same amount. A formula gives the ratio after any number of steps, so many
-    steps at once equal single steps.
+    """The share of its maximum output that a running request is expected to still produce. Each decode step lowers the
+    ratio by the same amount. A formula gives the ratio after any number of steps, so many steps at once equal single
+    steps.
     """
 
     def __init__(self, conservativeness: float) -> None:
@@ -41,7 +40,7 @@ class NewTokenRatio:
 
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
         """Sets the ratio after a retraction: the outputs that running requests have produced, plus RETRACT_STEPS for
-        each, divided by their longest outputs. The next step does not lower the ratio.
+        each, divided by their maximum outputs. The next step does not lower the ratio.
         """
         outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
         self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))

@@ -235,8 +235,8 @@ class RunningBatch(Generic[RequestT]):
 
     def _give_back(self, request: RequestT) -> None:
         """Frees the pages of a retracted request, and evicts cached pages so that the other requests can run for
-        RETRACT_STEPS. Ended requests that still count as running are included (managers/schedule_policy.py, 0.5.12,
-        :1019).
+        RETRACT_STEPS steps. The other requests include ended requests that SGLang still counts as running
+        (managers/schedule_policy.py, 0.5.12, :1019).
         """
         self._drop(request)
         if self._cache.evicts_early:
@@ -387,7 +387,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         self.num_kv_tokens += sum(result.num_tokens)
 
     def _lacking_pages(self) -> list[int]:
-        """Number of further pages that each request needs for the next step, in batch order."""
+        """For each request, in batch order: number of further pages that it needs for the next step."""
         return [
             max(0, -(-(request.num_kv_tokens + self.num_ahead_tokens) // self._page_size) - len(request.lease.table))
             for request in self._requests.values()

@@ -1,1 +1,3 @@
-"""Encoders on GPUs of their own: their instances, the embeddings that they send, and the servers that wait."""
+"""Encoders on GPUs of their own: their instances, the embeddings that they send, and the servers that wait for
+embeddings.
+"""

@@ -1,4 +1,4 @@
-"""The embeddings that a server keeps, by item or by list of items."""
+"""The embeddings that a server keeps, by image or audio clip, or by list of these."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -23,7 +23,9 @@ class EmbeddingCache:
         return True
 
     def add(self, key: Hashable, num_bytes: int) -> None:
-        """Keeps embeddings, unless they alone exceed the cache."""
+        """Keeps embeddings of num_bytes bytes, and evicts others if needed. No effect if they alone exceed the
+        cache.
+        """
         if self.has(key) or num_bytes > self._max_bytes:
             return
         while self.num_bytes + num_bytes > self._max_bytes:

@@ -8,8 +8,8 @@ waiting   encode instances have the media            EmbeddingsArrived for each 
 Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
 equal numbers, in the order of the prompt; images left over go to instances in random order. Then the audio clips are
 divided in the same way; clips left over go to the next instances of this order (:2557, _assign_items_by_modality, with
-images before audio by :2626). The request joins the scheduler's queue when its last part has arrived (:2314,
-_process_waiting_requests), whatever arrived before it.
+images before audio by :2626). A request joins the scheduler's queue when its last part has arrived (:2314,
+_process_waiting_requests), so it may overtake earlier requests.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,9 @@ class _Waiting:
 
 class EmbeddingReceiver:
     def __init__(self, language_id: str, encode_ids: Sequence[str], *, seed: int) -> None:
-        """language_id: the prefill or aggregated instance that computes the requests."""
+        """language_id: the prefill or aggregated instance that computes the requests. seed: decides the random order of
+        encode instances.
+        """
         self.instance_id = m.embeddings_of(language_id)
         self.waiting: dict[int, _Waiting] = {}
         self._language_id = language_id
@@ -78,7 +80,7 @@ class EmbeddingReceiver:
         yield from cycle(order)
 
     def _shares(self, num_items: int, order: Iterator[int]) -> list[int]:
-        """Number of items for each encode instance. order: instances that get what is left over."""
+        """Number of items for each encode instance. order: yields the instance that gets the next left-over item."""
         num_encoders = len(self._encode_ids)
         least, rest = divmod(num_items, num_encoders)
         shares = [least] * num_encoders

@@ -6,8 +6,8 @@ encoding  one forward encodes the parts of a batch   on_step_done -> SendEmbeddi
 
 Source: SGLang 0.5.23, disaggregation/encoder/runtime.py:144, EncoderScheduler. A batch takes the parts that wait, up to
 a number of parts, as soon as the batch before has ended; it never waits for more. A batch of images and audio clips is
-encoded in two forwards (:211, _batch_worker), the modality of its first part first. Embeddings are sent beside the next
-forward.
+encoded in two forwards (:211, _batch_worker), the modality of its first part first. Embeddings are sent while the next
+forward runs.
 """
 
 from collections.abc import Mapping

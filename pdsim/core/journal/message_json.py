@@ -20,16 +20,17 @@ TYPES: dict[str, Any] = {
     for name, kind in vars(messages).items()
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 }
-"""Types of messages, steps, results and of what stands in their fields, by name."""
+"""Types of messages, steps and results, and of the values in their fields, by name."""
 FIELDS: dict[Any, list[str]] = {
     kind: list(kind._fields) if issubclass(kind, tuple) else [field.name for field in fields(kind)]
     for kind in TYPES.values()
 }
-"""Names of the fields of each of these types."""
+"""Names of the fields of each type in TYPES."""
 
 LATER = {messages.Arrival: 5, messages.NewRequest: 2, messages.PrefillStep: 1, messages.PeerDown: 1}
-"""Number of last fields of a message that may be missing. A field with its default value is not written, because older
-journals lack the field."""
+"""For each type of message: number of its last fields that older journals lack. Such a field is not written if it has
+its default value.
+"""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Messages as the text of their JSON, which is made several times faster than by way of the JSON."""
+"""Writes messages as JSON text directly, several times faster than by way of dicts and lists."""
 
 import json
 from collections.abc import Callable, Sequence

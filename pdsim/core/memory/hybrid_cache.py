@@ -28,7 +28,9 @@ class StateLimits:
     interval_tokens: int
     """While a request decodes, a state can be kept after every interval_tokens tokens of the sequence."""
     has_buffer: bool = True
-    """False: a state is kept where a chunk or request ends, at any token (no_buffer)."""
+    """True: states are kept at multiples of chunk_tokens and interval_tokens (extra_buffer). False: a state is kept
+    where a chunk or request ends, at any token (no_buffer).
+    """
     computes_prompts: bool = True
     """True: chunks of prompts leave states in the cache. False: another instance computes prompts."""
 
@@ -37,8 +39,8 @@ class HybridLease(Lease):
     """A lease that also holds slots for linear-attention states."""
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
-        """branch_tokens: number of cached tokens, in whole chunks, if the cached prefix continues after its last state;
-        else 0.
+        """branch_tokens: if cached pages continue after the last state, the number of cached tokens in whole chunks,
+        after which a chunk of this prompt should leave a state; else 0.
         """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots
@@ -225,8 +227,8 @@ class HybridKvCache(KvCache):
         """Number of tokens after which a chunk leaves a state, if the chunk ends after num_tokens. 0: the chunk leaves
         no state.
 
-        If cached pages continue after the last state, another prompt parted from this prompt where these pages end. The
-        chunk then leaves its state there.
+        If cached pages continue after the last state, another prompt differs from this prompt where these pages end.
+        The chunk then leaves its state there.
         """
         limits, start = self._limits, lease.num_extended_tokens
         if not limits.has_buffer:

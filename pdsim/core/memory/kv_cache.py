@@ -325,8 +325,8 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """An insert that ends at this node counts as a use of the nodes after this number of tokens. None: the insert
-        does not count.
+        """Returns a number of tokens: an insert that ends at this node counts as a use of the nodes that end after it.
+        None: the insert does not count.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0

@@ -1,4 +1,4 @@
-"""SGLang's decode instance with pipeline stages: one micro-batch a stage."""
+"""SGLang's decode instance with pipeline stages, which has one micro-batch per stage."""
 
 from pdsim.core import messages as m
 from pdsim.core.decode.admission_queue import DecodeRequest
@@ -13,8 +13,8 @@ from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
 
 class StagedDecodeInstance(DecodeInstance):
     """A micro-batch whose turn it is resumes and admits requests, and takes all whose KV has arrived (0.5.23,
-    managers/scheduler_pp_mixin.py:363; disaggregation/decode.py:3392). Admission reserves tokens for its requests only
-    (disaggregation/decode.py:2047), and it retracts its own requests only.
+    managers/scheduler_pp_mixin.py:363; disaggregation/decode.py:3392). Admission reserves output tokens for this
+    micro-batch's requests only (disaggregation/decode.py:2047), and only these requests are retracted for it.
     """
 
     def __init__(

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from math import sqrt
 
 SMOOTHNESS = 0.75
-"""Weight of the size that keeps chunk times equal, in a chunk's size. The first chunk's size has the other weight, 0.25
-(SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+"""A chunk's size is a weighted mean: the size that keeps chunk times equal has this weight, and the first chunk's size
+has the rest, 0.25 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR).
+"""
 LEAST_SHARE = 4
 """A chunk has at least the first chunk's size divided by this number."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100

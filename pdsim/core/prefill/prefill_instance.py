@@ -361,7 +361,7 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """Latest parked request, if parked ones hold all slots and granted ones wait. SGLang waits for a timeout."""
+        """Id of the latest parked request, if parked requests block all granted ones. SGLang waits for a timeout."""
         ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None

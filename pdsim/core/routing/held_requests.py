@@ -13,7 +13,9 @@ class HeldRequests:
     """
 
     def __init__(self, policy: QueuePolicy, instances: RoleRouter, forward_tokens: int) -> None:
-        """instances: those that compute prompts. forward_tokens: most prompt tokens of a forward of one rank."""
+        """instances: those that compute prompts. forward_tokens: maximum number of prompt tokens in one forward of one
+        rank.
+        """
         self._policy = policy
         self._instances = instances
         self._forward_tokens = forward_tokens
@@ -42,8 +44,8 @@ class HeldRequests:
         self._entries.pop(request_id, None)
 
     def take(self, *, anyway: bool = False) -> int | None:
-        """Removes the first request and returns its id. None: no request waits, or all instances are busy. anyway: True
-        takes the request even so.
+        """Removes the first request and returns its id. None: no request waits, or all instances are busy. anyway:
+        True: takes the request even if all instances are busy.
         """
         while self._order and self._entries.get(self._order[0][2]) != self._order[0][1]:
             heappop(self._order)

@@ -34,8 +34,8 @@ class RankedRouter(RoleRouter):
         return list(self._server_of)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Notes which tokens of the prompt that is to be routed next the ranks have. A server has what its best rank
-        has.
+        """Notes how many first tokens of the next prompt each rank has cached. For a server, the rank with the most
+        tokens counts.
         """
         best: dict[str, m.CachedTokens] = {}
         for one in cached:

@@ -106,7 +106,9 @@ class RoleRouter:
         return list(self._loads)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Notes which tokens of the prompt that is to be routed next the instances have."""
+        """Notes how many first tokens of the next prompt each instance has cached. The next call of `pick` routes this
+        prompt.
+        """
         if self.reads_caches:
             self._cached = {one.instance_id: (one.num_device_tokens, one.num_host_tokens) for one in cached}
 
@@ -229,7 +231,9 @@ class RoleRouter:
         return [load for load in self.loads if load.instance_id not in self._down]
 
     def offering(self) -> "RoleRouter":
-        """This view, with the loads of the instances that accept new requests as its instances."""
+        """Returns this object as a policy's view: `instances` has the loads of the instances that accept new
+        requests.
+        """
         self.instances = self.offered if self._down else self.loads
         return self
 

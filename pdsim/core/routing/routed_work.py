@@ -1,4 +1,4 @@
-"""What unfinished requests cost their instances: prompt tokens to compute, and pages in use."""
+"""Counts the load of each instance from its unfinished requests: prompt tokens to compute, and pages in use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pdsim.policy.protocols import Scope
 
 _AGENTS = 1 << 32
-"""Step between the numbers of the sessions of two agents. Numbers of sessions are smaller."""
+"""Sub-agent k of session s has session number s + k * _AGENTS. Clients' session numbers are smaller."""
 
 
 def session_of(scope: Scope, session: int, agent: int) -> int:

@@ -1,9 +1,11 @@
-"""Leases on computed KV that waits on prefill to be read. While decode lives, it renews the lease again and again.
+"""Leases on computed KV, which prefill holds until decode reads it. While decode lives, it renews the lease again and
+again.
 
 If decode dies, nobody tells prefill that the KV is not needed: prefill frees it when the lease ends. NIXL's lease lasts
 30 s from the end of the prompt's computation and 20 s from each renewal (vLLM 0.33.0, nixl/base_scheduler.py:84,
 base_worker.py:631, 3392). Mooncake's lasts 480 s and is never renewed (envs.py:268). If decode refuses or aborts a
-request, decode has the KV freed (nixl/pull_scheduler.py:220, push_scheduler.py:233, mooncake_connector.py:1189).
+request, it tells prefill to free the KV (nixl/pull_scheduler.py:220, push_scheduler.py:233,
+mooncake_connector.py:1189).
 """
 
 from collections.abc import Iterable
@@ -51,8 +53,8 @@ class KvLeases:
         return request_id in self._ends_ns
 
     def on_decode_down(self, request_ids: Iterable[int], seen_ns: int) -> list[Command]:
-        """Lets the leases of these requests run out, and returns alarms for their ends. Requests without a lease have
-        no effect. seen_ns: time in ns of the last sign of life of the decode instance, and of its last renewal.
+        """Lets the leases of these requests run out, and returns alarms for their ends. Requests without a lease are
+        ignored. seen_ns: time in ns of the last sign of life of the decode instance, and of its last renewal.
         """
         left = [request_id for request_id in request_ids if request_id in self._computed_ns]
         for request_id in left:

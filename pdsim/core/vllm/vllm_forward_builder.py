@@ -296,8 +296,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return -(-num_new // self.page_size) + num_pages <= self.num_available_pages
 
     def _room_tokens(self, forward: Forward) -> int:
-        """Returns UNLIMITED: vLLM reserves no tokens for outputs. A prompt that lacks pages ends the choice of
-        prompts.
+        """Returns UNLIMITED, because vLLM reserves no tokens for outputs. If a prompt lacks pages, no later prompt
+        begins in this step.
         """
         return UNLIMITED
 

@@ -70,7 +70,7 @@ class VllmPrefillInstance(PrefillInstance):
         lease: LeaseTimes = NIXL,
     ) -> None:
         """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit. lease:
-        how long KV stays whose decode instance has died.
+        how long prefill keeps the KV of a request whose decode instance has died.
         """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
@@ -147,7 +147,7 @@ class VllmPrefillInstance(PrefillInstance):
 
 
 def was_preempted(request: DecodeRequest) -> bool:
-    """True if a waiting request was preempted, which shows in its output tokens."""
+    """True if a waiting request was preempted. Such a request has output tokens already."""
     return request.num_output_tokens > 0
 
 

@@ -168,7 +168,9 @@ class CriticalPaths:
 
     @cached_property
     def _lists(self) -> dict[str, list[int]]:
-        """The same times as lists, of which single items are read faster. Parts that take no time are left out."""
+        """The times of each part as lists, because single items of lists are read faster than those of arrays. Parts
+        that take no time are left out.
+        """
         return {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
     def of(self, request: RequestRecord) -> dict[str, int]:

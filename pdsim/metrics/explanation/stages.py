@@ -28,7 +28,9 @@ ENCODE_STAGES: Stages = {
     "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes them"),
     "embedding_transfer": ("encode_end_ns", "embeddings_ns", "their embeddings are sent"),
 }
-"""Stages of a request's media, of which those that arrive last count. They come after the front end."""
+"""Stages in which a request's media are encoded, behind the stage of the front end. Their times are those of the
+embeddings that arrive last.
+"""
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])
 

@@ -68,8 +68,8 @@ class TailGroup:
     requests arrived at once.
     """
     tokens: float | None
-    """Median number of the tokens that take the time: computed prompt tokens, or output tokens. None: the cause is no
-    number of tokens.
+    """If the part takes long because of many tokens: their median number, of computed prompt tokens or of output
+    tokens. None: the cause is another.
     """
     all_tokens: float | None
     example: int

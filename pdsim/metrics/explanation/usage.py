@@ -112,7 +112,7 @@ def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
     """Time in ns that the GPUs of the first pipeline stage spend on prefill and on decode in the window. Later stages
     are equally busy.
 
-    A mixed step has a row of each kind, and counts as prefill. So does encoding.
+    A mixed step has a row of each kind, and counts as prefill. Encoding counts as prefill, too.
     """
     is_prefill, starts_ns = ~steps.having("kind", "decode"), steps["start_ns"]
     is_single = steps["num_steps"] == 1
@@ -126,8 +126,8 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """Pages, requests and shortages of an instance in the window, by the names of _HELD. Each value is multiplied by
-    the ns for which it lasted.
+    """Sums of one instance's pages, requests and shortages over the window, by the names of _HELD. Each value is
+    multiplied by the ns for which it lasted.
     """
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))

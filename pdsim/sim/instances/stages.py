@@ -45,7 +45,7 @@ class _Begun:
 
 
 class StagedSteps:
-    """Passes decode and mixed steps through the stages."""
+    """Passes the decode and mixed steps of one instance through its pipeline stages."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ class EmbeddingMove:
 
 class EmbeddingMoves:
     def __init__(self, bus: Bus, encoding: Encoding, flows: Flows) -> None:
-        """flows: may already have links of transfers of KV, whose bandwidths stay."""
+        """flows: carries the embeddings. Links that KV transfers have added before keep their bandwidths."""
         self._bus = bus
         self._encoding = encoding
         self._flows = flows

@@ -27,7 +27,9 @@ all. whole: all. none: no range."""
 _MAX_ERROR = 0.02
 """Maximum relative standard error of a change that may be extrapolated from the first requests."""
 _MAX_DRIFT = 2 * _MAX_ERROR
-"""Maximum drift of such a change. The difference between two halves has twice the standard error of their mean."""
+"""Maximum drift (Change.drift) of a change that may be extrapolated. The difference between two halves has twice the
+standard error of their mean.
+"""
 
 Judge = Callable[[Part], Numbers | None]
 """Function that extrapolates the numbers of an end of the range from its first requests to the whole load. None: the
