@@ -12,6 +12,7 @@ from pdsim.launch.commands import (
     GATEWAY_PORT,
     HOST,
     THRESHOLDS,
+    Aside,
     Launch,
     Place,
     Rule,
@@ -29,6 +30,7 @@ from pdsim.launch.commands import (
 from pdsim.launch.words import Expanded, Flags
 from pdsim.policy.pages import FewestOutputsFirst
 from pdsim.policy.routing import CacheAware, LeastLoaded
+from pdsim.policy.sessions import StickyLeastLoaded
 from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.building.wiring import NO_HYBRID_STAGES, is_hybrid
 from pdsim.scenario.schema import Scenario
@@ -54,7 +56,7 @@ FIRST_SIDE_CHANNEL_PORT, SIDE_CHANNELS = 5600, 16
 """First port and number of ports of a server for NIXL's handshakes: VLLM_NIXL_SIDE_CHANNEL_PORT, plus one for each
 further data-parallel rank."""
 ROUTING_POLICIES = {
-    **{name: name for name in ("cache_aware", "round_robin", "random", "power_of_two")},
+    **{name: name for name in ("cache_aware", "round_robin", "random", "power_of_two", "sticky_least_loaded")},
     "least_loaded": "power_of_two",
 }
 """Policies of vLLM's router, by pdsim's names. The router cannot pick the least loaded of all servers."""
@@ -64,6 +66,9 @@ CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 NIXL_PUSH = "NixlPushConnector"
 OFFLOADING, LMCACHE = "OffloadingConnector", "LMCacheConnectorV1"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+
+_EXPIRATION = Aside("set VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S of vLLM's router")
 
 
 def _thresholds(_: Any, scenario: Scenario) -> str | None:
@@ -129,6 +134,7 @@ RULES: dict[str, Rule] = {
     "router.prefill": one_of(ROUTING_POLICIES, "vLLM's router"),
     "router.decode": one_of(ROUTING_POLICIES, "vLLM's router"),
     **{f"router.{role}.{name}": _thresholds for role in KV_ROLES for name in THRESHOLDS.values()},
+    **{f"router.{role}.session_expiration": _EXPIRATION for role in KV_ROLES},
     "network.transport": lambda value, _: (
         None if value.partition("-")[0] in CONNECTORS else f"vLLM moves KV by {' or '.join(CONNECTORS)}"
     ),
@@ -143,6 +149,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
     if any(isinstance(policy, LeastLoaded) for policy in policies):
         made.notes.append("router: least_loaded: vLLM's nearest is power_of_two, the less loaded of two random servers")
+    if any(isinstance(policy, StickyLeastLoaded) for policy in policies):
+        made.notes.append("router: sticky_least_loaded: vLLM's router keeps sessions of clients that send X-Session-ID")
     at, scenario = places(scenario), resolved(scenario)
     connector = scenario.network.transport.partition("-")[0]
     for role, servers_at in at.items():

@@ -1,8 +1,12 @@
 """Random numbers for policies, equal in every replay."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 _MASK = (1 << 64) - 1
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass
@@ -18,3 +22,7 @@ class Draws:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return ((z ^ (z >> 31)) * n) >> 64
+
+    def one_of(self, items: Sequence[ItemT], seed: int) -> ItemT:
+        """Returns one of the items, each with equal probability. Draws nothing if there is only one."""
+        return items[self.below(len(items), seed)] if len(items) > 1 else items[0]

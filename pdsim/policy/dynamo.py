@@ -109,7 +109,7 @@ class DynamoKv:
     def _least(self, costs: Sequence[float]) -> int:
         least = min(costs)
         rows = [row for row, cost in enumerate(costs) if cost == least]
-        return rows[self._draws.below(len(rows), self.seed)] if len(rows) > 1 else rows[0]
+        return self._draws.one_of(rows, self.seed)
 
     def _sampled(self, costs: Sequence[float]) -> int:
         least, span = min(costs), max(costs) - min(costs)

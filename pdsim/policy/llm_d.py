@@ -9,13 +9,13 @@ kvblock_scorer.go of llm-d-kv-cache), scheduling/scorer/sessionaffinity/session_
 score lies in [0, 1].
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import ClassVar
 
 from pdsim.policy.draws import Draws
+from pdsim.policy.sessions import BoundSessions
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
@@ -27,10 +27,9 @@ _FULL_QUEUE_TOKENS = 4_194_304
 
 
 @dataclass
-class _Sessions:
-    """The instance of each session's last request, and the time of this request."""
+class _Sessions(BoundSessions):
+    """Scores for the instance of a session."""
 
-    places: dict[int, tuple[str, int]] = field(default_factory=dict)
     turn: int = 0
     looked_ns: int = 0
 
@@ -38,28 +37,17 @@ class _Sessions:
         """Returns 1 for the session's instance. If it is not offered or unknown, returns 1 for an instance with the
         fewest sessions, in turn.
         """
-        self._forget_old(view.now_ns, ttl_ns)
-        names = [load.instance_id for load in offered]
-        bound, _ = self.places.get(view.session, ("", 0))
-        wanted = bound if bound in names else self._next_of_fewest(sorted(names))
-        return [float(name == wanted) for name in names]
-
-    def _next_of_fewest(self, names: Sequence[str]) -> str:
-        counts = Counter(name for name, _ in self.places.values())
-        fewest = min(counts[name] for name in names)
-        equal = [name for name in names if counts[name] == fewest]
-        self.turn += 1
-        return equal[self.turn % len(equal)]
-
-    def bind(self, session: int, instance_id: str, now_ns: int) -> None:
-        if session >= 0:
-            self.places[session] = instance_id, now_ns
-
-    def _forget_old(self, now_ns: int, ttl_ns: int) -> None:
-        looked_ns = now_ns // _SWEEP_NS * _SWEEP_NS
+        looked_ns = view.now_ns // _SWEEP_NS * _SWEEP_NS
         if looked_ns > self.looked_ns and ttl_ns:
             self.looked_ns = looked_ns
-            self.places = {one: place for one, place in self.places.items() if looked_ns - place[1] <= ttl_ns}
+            self.forget_before(looked_ns - ttl_ns)
+        names = [load.instance_id for load in offered]
+        wanted = self.instance_of(view.session)
+        if wanted not in names:
+            equal = self.with_fewest(sorted(names))
+            self.turn += 1
+            wanted = equal[self.turn % len(equal)]
+        return [float(name == wanted) for name in names]
 
 
 @dataclass
@@ -144,7 +132,7 @@ class LlmD:
             scores = _plus(scores, weight, self._sessions.scores(view, offered, self.session_ttl_ns))
         best = max(scores)
         rows = [row for row, score in enumerate(scores) if score == best]
-        row = rows[self._draws.below(len(rows), self.seed)] if len(rows) > 1 else rows[0]
+        row = self._draws.one_of(rows, self.seed)
         self._sessions.bind(view.session, offered[row].instance_id, view.now_ns)
         return offered[row].instance_id
 

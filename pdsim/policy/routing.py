@@ -100,7 +100,7 @@ class CacheAware:
         idlest = [load.instance_id for load in view.instances if load.num_requests == fewest]
         if self.gateway == "0.3.2":
             return idlest[0]
-        return idlest[self._draws.below(len(idlest), self.seed)] if len(idlest) > 1 else idlest[0]
+        return self._draws.one_of(idlest, self.seed)
 
     def _best_match(self, prompt: TokenSequence, view: RoutingView) -> str | None:
         holders = view.holders(prompt)

@@ -3,9 +3,11 @@
 session_affinity is Dynamo's (1.6.1, --router-session-affinity-ttl-secs,
 lib/kv-router/src/services/selection/affinity.rs at 0a2aa91, mode hard); llm-d has the same as session-affinity-filter
 with session_id_header and 600 s. manual is that of SGLang's gateway (0.3.2, sgl-model-gateway/src/policies/manual.rs at
-1a2ac4f). Conformance: experiments/conformance/dynamo and gateway.
+1a2ac4f). sticky_least_loaded is that of vLLM's router (0.1.17, src/policies/sticky_least_loaded.rs at 335c57e).
+Conformance: experiments/conformance/dynamo and gateway.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -16,6 +18,8 @@ from pdsim.policy.protocols import RoutingPolicy, Scope
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
+_LOOK_NS = 60 * _SECOND_NS
+"""Least time between two looks of vLLM's router for old sessions (SWEEP_INTERVAL_SECS)."""
 
 
 @dataclass
@@ -67,6 +71,67 @@ class SessionAffinity:
         return self.otherwise.pick(prompt, view)
 
 
+@dataclass
+class BoundSessions:
+    """The instance of each session's last request, and the time in ns of this request."""
+
+    places: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+    def instance_of(self, session: int) -> str:
+        """Returns a session's instance. Empty: the session is unknown."""
+        return self.places.get(session, ("", 0))[0]
+
+    def bind(self, session: int, instance_id: str, now_ns: int) -> None:
+        """Notes that a request goes to an instance. No effect if the request has no session."""
+        if session >= 0:
+            self.places[session] = instance_id, now_ns
+
+    def with_fewest(self, instance_ids: Sequence[str]) -> list[str]:
+        """Returns those of the instances that have the fewest sessions."""
+        counts = Counter(instance_id for instance_id, _ in self.places.values())
+        fewest = min(counts[instance_id] for instance_id in instance_ids)
+        return [instance_id for instance_id in instance_ids if counts[instance_id] == fewest]
+
+    def forget_before(self, first_ns: int) -> None:
+        """Forgets all sessions whose last request came before first_ns."""
+        self.places = {session: place for session, place in self.places.items() if place[1] >= first_ns}
+
+
+@dataclass
+class StickyLeastLoaded:
+    """Picks the instance of the session's last request. A session that is new, or whose instance accepts no requests,
+    goes to the instance with the fewest sessions, whether they have requests or not. Ties are broken at random (in
+    vLLM's router by a hash of the session's name). A request without a session goes to the instance with the fewest
+    sessions.
+    """
+
+    session_expiration_ns: int = 7200 * _SECOND_NS
+    """Time after its last arrival after which a session is forgotten (VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S). The
+    router looks for such sessions when a request arrives and 60 s have passed since the last look."""
+    seed: int = 0
+    """Seed of the random choices."""
+    reads_sessions: ClassVar[bool] = True
+    _bound: BoundSessions = field(default_factory=BoundSessions, init=False)
+    _looked_ns: int = field(default=0, init=False)
+    _draws: Draws = field(default_factory=Draws, init=False)
+
+    def __post_init__(self) -> None:
+        if self.session_expiration_ns < 0:
+            raise ValueError(f"session_expiration is at least 0, found {self.session_expiration_ns} ns")
+
+    def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        if view.now_ns - self._looked_ns >= _LOOK_NS:
+            self._looked_ns = view.now_ns
+            self._bound.forget_before(view.now_ns - self.session_expiration_ns + 1)
+        names = [load.instance_id for load in view.instances]
+        chosen = self._bound.instance_of(view.session)
+        if chosen not in names:
+            equal = self._bound.with_fewest(names)
+            chosen = self._draws.one_of(equal, self.seed)
+        self._bound.bind(view.session, chosen, view.now_ns)
+        return chosen
+
+
 @dataclass(slots=True)
 class _Place:
     """The instances to which a session was sent, the older first, and the time of its last request."""
@@ -105,12 +170,12 @@ class Manual:
                 raise ValueError(f"{name} is at least 0, found {time_ns} ns")
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
+        names = [load.instance_id for load in view.instances]
         if view.session < 0:
-            return self._drawn(view.instances)
+            return self._draws.one_of(names, self.seed)
         place = self._place(view.session, view.now_ns)
-        up = {load.instance_id for load in view.instances}
         for instance_id in place.instance_ids:
-            if instance_id in up:
+            if instance_id in names:
                 return instance_id
         chosen = self._new(view.instances)
         place.instance_ids = [*place.instance_ids[-1:], chosen]
@@ -133,12 +198,11 @@ class Manual:
         return looked_ns - place.last_ns >= self.max_idle_ns
 
     def _new(self, loads: Sequence[InstanceLoad]) -> str:
-        if self.assignment_mode == "random":
-            return self._drawn(loads)
-        name = "num_requests" if self.assignment_mode == "min_load" else "num_sessions"
-        counts = [getattr(load, name) for load in loads]
+        counts = {
+            "random": [0 for _ in loads],
+            "min_load": [load.num_requests for load in loads],
+            "min_group": [load.num_sessions for load in loads],
+        }[self.assignment_mode]
         least = min(counts)
-        return self._drawn([load for load, count in zip(loads, counts, strict=True) if count == least])
-
-    def _drawn(self, loads: Sequence[InstanceLoad]) -> str:
-        return loads[self._draws.below(len(loads), self.seed) if len(loads) > 1 else 0].instance_id
+        equal = [load.instance_id for load, count in zip(loads, counts, strict=True) if count == least]
+        return self._draws.one_of(equal, self.seed)

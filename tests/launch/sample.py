@@ -120,6 +120,7 @@ OTHER = {
             "{use: dynamo_kv, host_cache_hit_weight: 0.5}",
             "llm_d",
             *(f"{{use: session_affinity, {setting}}}" for setting in ("ttl: 7 s", "otherwise: random", "scope: run")),
+            *(f"{{use: sticky_least_loaded, {setting}}}" for setting in ("seed: 7", "session_expiration: 60 s")),
             *(f"{{use: manual, {setting}}}" for setting in ("assignment_mode: min_group", "max_idle: 7 s")),
             *(f"{{use: manual, {setting}}}" for setting in ("eviction_interval: 7 s", "max_idle: 7.5 s", "seed: 7")),
         ]

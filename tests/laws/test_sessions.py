@@ -12,7 +12,7 @@ from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import RandomChoice, RoundRobin
-from pdsim.policy.sessions import Manual, SessionAffinity
+from pdsim.policy.sessions import Manual, SessionAffinity, StickyLeastLoaded
 from tests.support import run, small
 
 NAMES = ["a", "b", "c"]
@@ -162,6 +162,44 @@ def test_a_session_is_forgotten_when_the_router_looks(now_ns, is_kept):
     role = RoleRouter(NAMES, Manual("min_load", TTL_NS, 50), "prefill")
     first = role.pick(Spans.of(0, 10), 50, session=1)
     assert (role.pick(Spans.of(0, 10), now_ns, session=1) == first) == is_kept
+
+
+SECOND = 10**9
+long_gaps_ns = st.sampled_from([0, 20 * SECOND, 60 * SECOND, 100 * SECOND])
+
+
+@given(st.lists(st.tuples(st.integers(-1, 3), long_gaps_ns, st.integers(0, 3)), max_size=40))
+def test_sticky_least_loaded_is_its_twin(calls):
+    """Twin: a list of the sessions' last requests, which loses old ones at a request 60 s after the last look."""
+    role = RoleRouter(NAMES, StickyLeastLoaded(120 * SECOND), "prefill")
+    requests, now_ns, looked_ns, down = [], 0, 0, set()
+    for number, (session, gap_ns, turned) in enumerate(calls):
+        now_ns += gap_ns
+        if now_ns - looked_ns >= 60 * SECOND:
+            requests, looked_ns = [one for one in requests if now_ns - one[2] < 120 * SECOND], now_ns
+        if turned < 3 and len(down ^ {NAMES[turned]}) < 3:
+            down ^= {NAMES[turned]}
+            role.note((Drain if NAMES[turned] in down else Serve)(NAMES[turned]))
+        up = [name for name in NAMES if name not in down]
+        picked = role.pick(Spans.of(number, 10), now_ns, "", number, session)
+        bound = {one: place for one, place, _ in requests}
+        counts = {name: list(bound.values()).count(name) for name in up}
+        if bound.get(session) in up:
+            assert picked == bound[session]
+        else:
+            assert counts[picked] == min(counts.values())
+        if session >= 0:
+            requests = [*(one for one in requests if one[0] != session), (session, picked, now_ns)]
+
+
+@pytest.mark.parametrize(("now_s", "is_kept"), [(119, True), (120, False)])
+def test_sticky_sessions_expire(now_s, is_kept):
+    """Another session is at another instance, so a forgotten session may go to any of two."""
+    policy = StickyLeastLoaded(120 * SECOND)
+    role = RoleRouter(NAMES, policy, "prefill")
+    role.pick(Spans.of(0, 10), 0, session=1)
+    role.pick(Spans.of(0, 10), now_s * SECOND, session=2)
+    assert (1 in policy._bound.places) == is_kept
 
 
 def test_of_streams_no_session_is_counted():

@@ -1,4 +1,4 @@
-"""Hold pdsim's policy manual to the choices of SGLang's own gateway: python compare_gateway.py
+"""Hold pdsim's manual and sticky_least_loaded to SGLang's own gateway and vLLM's own router: python compare_gateway.py
 
 pdsim's router is told of the same requests, and sends each where the gateway did. Each choice must be one that pdsim
 may make: the worker of the session or, for a new session, a worker with the fewest requests or sessions.
@@ -16,24 +16,24 @@ from gateway_loads import LOADS, NUM_WORKERS, events
 from pdsim.core.messages import Drain, PeerUp
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.sequence import Spans
-from pdsim.policy.sessions import Manual
-from pdsim.policy.views import InstanceLoad
+from pdsim.policy.draws import Draws, ItemT
+from pdsim.policy.sessions import Manual, StickyLeastLoaded
 
 LOGS = Path(__file__).with_name("logs")
 PROMPT = Spans.of(0, 10)
 
 
 @dataclass
-class Told(Manual):
+class Told(Draws):
     """Draws the worker that it is told, if it may."""
 
     told: str = ""
     offered: list[str] = field(default_factory=list)
     """Workers among which the last request was drawn. Empty: its session had a worker."""
 
-    def _drawn(self, loads: Sequence[InstanceLoad]) -> str:
-        self.offered = [load.instance_id for load in loads]
-        return self.told if self.told in self.offered else self.offered[0]
+    def one_of(self, items: Sequence[ItemT], seed: int) -> ItemT:
+        self.offered = list(map(str, items))
+        return next((item for item in items if item == self.told), items[0])
 
 
 class Compared(NamedTuple):
@@ -49,10 +49,13 @@ def compare(name: str) -> Compared:
     load = LOADS[name]
     logged = [line.split()[1:] for line in (LOGS / f"{name}.txt").read_text().splitlines()]
     names = [str(worker) for worker in range(NUM_WORKERS)]
-    policies = [Told(load.assignment_mode) for _ in logged[0]]
-    roles = [RoleRouter(names, policy, "prefill") for policy in policies]
-    for role in roles:
-        role.counts_streams = load.is_pair
+    draws = [Told() for _ in logged[0]]
+    roles = []
+    for told in draws:
+        policy = StickyLeastLoaded() if load.mode == "sticky_least_loaded" else Manual(load.mode)
+        policy._draws = told  # noqa: SLF001  the policy's random choices are replaced
+        roles.append(RoleRouter(names, policy, "prefill"))
+        roles[-1].counts_streams = load.is_pair
     kept: list[bool] = []
     differing: list[bool] = []
     offered: list[int] = []
@@ -60,12 +63,12 @@ def compare(name: str) -> Compared:
         if what in ("down", "up"):
             roles[0].note((Drain if what == "down" else PeerUp)(str(number)))
             continue
-        for role, policy, worker in zip(roles, policies, logged[number], strict=True):
+        for role, told, worker in zip(roles, draws, logged[number], strict=True):
             if what == "route":
-                policy.told, policy.offered = worker, []
+                told.told, told.offered = worker, []
                 differing.append(role.pick(PROMPT, 0, "", number, session) != worker)
-                kept.append(not policy.offered)
-                offered.append(len(policy.offered))
+                kept.append(not told.offered)
+                offered.append(len(told.offered))
             elif load.is_pair:
                 role.count(worker, 1 if what == "begins" else -1, 0)
             elif what == "gone":

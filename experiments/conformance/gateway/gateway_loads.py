@@ -10,15 +10,23 @@ NUM_WORKERS = 4
 
 @dataclass(frozen=True)
 class Load:
-    """Random requests of sessions. A session is a routing key, which the client sends as X-SMG-Routing-Key."""
+    """Random requests of sessions. Clients send the session as X-SMG-Routing-Key or, to vLLM's router, as
+    X-Session-ID.
+    """
 
-    assignment_mode: Literal["random", "min_load", "min_group"]
+    mode: Literal["random", "min_load", "min_group", "sticky_least_loaded"]
+    """Assignment mode of the policy manual of SGLang's gateway, or the policy of vLLM's router."""
     is_pair: bool = False
     """True: NUM_WORKERS prefill and as many decode servers. A request counts from its first streamed token."""
     num_requests: int = 150
     num_sessions: int = 40
     num_outages: int = 0
     """Number of times that one worker's health check fails for a while."""
+
+    @property
+    def is_vllm(self) -> bool:
+        """True: vLLM's router instead of SGLang's gateway."""
+        return self.mode == "sticky_least_loaded"
 
 
 LOADS = {
@@ -28,6 +36,8 @@ LOADS = {
     "outages": Load("min_group", num_outages=6),
     "pair-min_load": Load("min_load", is_pair=True),
     "pair-min_group": Load("min_group", is_pair=True),
+    "sticky": Load("sticky_least_loaded"),
+    "sticky-outages": Load("sticky_least_loaded", num_outages=6),
 }
 SHARE_WITHOUT_KEY, SHARE_ANSWERED, SHARE_GONE = 0.1, 0.6, 0.45
 """Probabilities that a request has no routing key, and that one more request is answered, or ends, before the next

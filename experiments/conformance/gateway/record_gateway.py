@@ -1,6 +1,6 @@
-"""Record which workers SGLang's own gateway chooses: python record_gateway.py SITE
+"""Record which workers SGLang's own gateway and vLLM's own router choose: python record_gateway.py SITE
 
-SITE: a folder with sglang-router 0.3.2, as pip install --target SITE sglang-router==0.3.2 makes. The workers are
+SITE: a folder with both, as pip install --target SITE sglang-router==0.3.2 vllm-router==0.1.17 makes. The workers are
 servers of this process that answer when the load says so. Needs no GPU and no model.
 """
 
@@ -80,20 +80,22 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def sent(number: int, session: int) -> bytes:
-    """Sends a request, and returns all that the gateway answers."""
+async def sent(number: int, session: int, header: str) -> bytes:
+    """Sends a request, and returns all that the gateway answers. header: name of the header with the session."""
     reader, writer = await asyncio.open_connection(HOST, PORT)
     body = json.dumps({"text": str(number), "stream": True}).encode()
     lines = ["POST /generate HTTP/1.1", f"host: {HOST}", "content-type: application/json", "connection: close"]
-    lines += [f"content-length: {len(body)}", *([f"x-smg-routing-key: s{session}"] if session >= 0 else [])]
+    lines += [f"content-length: {len(body)}", *([f"{header}: s{session}"] if session >= 0 else [])]
     writer.write("\r\n".join([*lines, "", ""]).encode() + body)
     return await reader.read()
 
 
 def gateway(load: Load, site: str, log: int) -> "subprocess.Popen[bytes]":
     urls = [f"http://{HOST}:{FIRST_WORKER_PORT + i}" for i in range(2 * NUM_WORKERS if load.is_pair else NUM_WORKERS)]
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port", str(PORT)]
-    command += ["--prometheus-port", str(METRICS_PORT), "--policy", "manual", "--assignment-mode", load.assignment_mode]
+    module = "vllm_router" if load.is_vllm else "sglang_router"
+    policy = [load.mode] if load.is_vllm else ["manual", "--assignment-mode", load.mode]
+    command = [sys.executable, "-m", f"{module}.launch_router", "--host", HOST, "--port", str(PORT)]
+    command += ["--prometheus-port", str(METRICS_PORT), "--policy", *policy]
     command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1"]
     if load.is_pair:
@@ -119,7 +121,8 @@ async def choices(name: str, site: str) -> list[str]:
             await asyncio.sleep(READY_S)
             for what, number, session in events(name):
                 if what == "route":
-                    answers.append(asyncio.create_task(sent(number, session)))
+                    header = "x-session-id" if load.is_vllm else "x-smg-routing-key"
+                    answers.append(asyncio.create_task(sent(number, session, header)))
                 elif what in ("begins", "gone"):
                     (workers.begun if what == "begins" else workers.gone)[number].set()
                 else:

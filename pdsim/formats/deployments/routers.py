@@ -42,9 +42,10 @@ def router_of(
     known = {*_SILENT, "policy", "prefill-policy", "decode-policy", *THRESHOLDS}
     known |= MANUAL.keys() if "manual" in names.values() else set()
     aside = [f"--{name}" for name in flags if name not in known]
-    unknown = [name for name in names.values() if name not in POLICIES]
+    known_names = (*POLICIES, "sticky_least_loaded")
+    unknown = [name for name in names.values() if name not in known_names]
     if unknown:
-        return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(POLICIES)}"]
+        return {}, [*aside, f"policy {unknown[0]}: pdsim has {', '.join(known_names)}"]
     return _of_roles(names, _settings(flags, THRESHOLDS), is_pair=is_pair, manual=_manual(flags)), aside
 
 

@@ -104,6 +104,7 @@ BUILT_IN: dict[Any, dict[str, str]] = {
         "llm_d": "pdsim.policy.llm_d:LlmD",
         "session_affinity": "pdsim.policy.sessions:SessionAffinity",
         "manual": "pdsim.policy.sessions:Manual",
+        "sticky_least_loaded": "pdsim.policy.sessions:StickyLeastLoaded",
     },
     protocols.DisaggregationPolicy: {
         "prefix_based": "pdsim.policy.routing:PrefixBased",
