@@ -297,6 +297,7 @@ OWN_FIELDS = {
     "events": "events of the simulator",
     "stalled": "whether the run halted with requests left",
     "device": "GPUs, or what a profile was measured on; of real runs cpu or cuda",
+    "confirmed_drafts": "of real runs with drafts: share of accepted drafts that the target itself chose",
     "reference_match": "of real runs with drafts: share of output tokens that are those of the run without drafts",
     "warnings": "sizes and loads that lie outside the measurements; absent if none do",
     "interval": "smallest and largest throughputs and latencies, if no server was measured; written by commands",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdreal.control.clock import Timeline
-from pdreal.control.requests import Request, Sampling
+from pdreal.control.requests import NO_DRAFTS, Request, Sampling
 from pdreal.launcher import Launcher
 from pdreal.settings.model import model_config
 from pdreal.settings.options import Options
@@ -116,6 +116,8 @@ class Clients:
         self._specs = {spec.request_id: spec for spec in requests}
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()
+        self.drafted = NO_DRAFTS
+        """Accepted drafts of all requests."""
         self.outputs: dict[int, list[int]] = {}
         """Tokens of ended requests, by request id."""
         self.late_ns: list[int] = []
@@ -141,6 +143,7 @@ class Clients:
     def on_end(self, request: Request) -> None:
         spec = self._specs[request.request_id]
         self.outputs[spec.request_id] = request.tokens
+        self.drafted = self.drafted.plus(request.drafted)
         if spec.request_id in self._has_next_turn:
             self._tokens.learn(spec.output, request.tokens)
         self._progress(len(self.outputs))

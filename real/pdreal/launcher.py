@@ -16,7 +16,7 @@ from pdreal.control.channel import LAUNCHER, Channel, Envelope, Network, process
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import Logbook
 from pdreal.control.notices import Broken, Connected, Hello, Pong, Settled, Streamed
-from pdreal.control.requests import Logprobs, Request, RestartError, Sampling
+from pdreal.control.requests import Drafted, Logprobs, Request, RestartError, Sampling
 from pdreal.hosts.instances import Instances
 from pdreal.hosts.remote_host import HostNotice
 from pdreal.hosts.scratch_folder import ScratchFolder
@@ -220,7 +220,7 @@ class Launcher:
             case m.FirstToken():
                 self._on_first_token(message, *envelope.extra)
             case m.Finished() | m.Failed():
-                self._on_outcome(message)
+                self._on_outcome(message, envelope.extra)
             case m.PrefillDone():
                 self._tell_router(message)
             case _ if isinstance(message, HostNotice):
@@ -302,10 +302,12 @@ class Launcher:
         request_id = self._plain_router.client_of(attempt)
         return None if request_id is None else self._requests.get(request_id)
 
-    def _on_outcome(self, outcome: m.Finished | m.Failed) -> None:
+    def _on_outcome(self, outcome: m.Finished | m.Failed, drafted: Sequence[int]) -> None:
         request_id = self._plain_router.client_of(outcome.request_id)
         self._tell_router(outcome)
         if request_id is not None and isinstance(outcome, m.Finished):
+            if (request := self._requests.get(request_id)) is not None:
+                request.drafted = Drafted(*drafted)
             self._end(m.Finished(request_id))
 
     def _end(self, outcome: m.Finished | m.Failed) -> None:

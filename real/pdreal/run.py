@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pdreal.clients import Clients
+from pdreal.control.requests import NO_DRAFTS, Drafted
 from pdreal.hosts.processes import STOP_SIGNALS
 from pdreal.launcher import Launcher
 from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin, read_outputs
@@ -34,6 +35,8 @@ class RealRun:
     late_ns: list[int] = field(default_factory=list)
     """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
     loop, and those after a session's pause."""
+    drafted: Drafted = NO_DRAFTS
+    """Drafts that decode steps accepted."""
     hosts: dict[str, Any] = field(default_factory=dict)
     """Clock offsets of the other hosts."""
 
@@ -64,6 +67,8 @@ def run_scenario(
         extra: dict[str, Any] = {"interrupted": real.interrupted}
         extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
+        if real.drafted.num_accepted:
+            extra["confirmed_drafts"] = real.drafted.num_confirmed / real.drafted.num_accepted
         if reference is not None:
             extra["reference_match"] = _match(real.outputs, expected)
         if options.hosts is not None:
@@ -123,5 +128,5 @@ async def run(
             loop.remove_signal_handler(number)
     real.outputs, real.late_ns = clients.outputs, clients.late_ns
     real.failure, real.interrupted = launcher.failure, clients.stopped
-    real.hosts = launcher.hosts
+    real.drafted, real.hosts = clients.drafted, launcher.hosts
     return real

@@ -47,7 +47,7 @@ def decode_on(r, speculation, seeds, prompts, tables, references, num_tokens):
     is_first = True
     while min(map(len, outputs)) < num_tokens:
         rows = [
-            Lacking(i, len(output), num_tokens - len(output) or 1, reference)
+            Lacking(i, len(output), max(1, num_tokens - len(output)), reference)
             for i, (output, reference) in enumerate(zip(outputs, references, strict=True))
         ]
         lengths = tuple(len(p) + len(o) - 1 for p, o in zip(prompts, outputs, strict=True))

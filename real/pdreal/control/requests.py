@@ -64,6 +64,20 @@ class Sampling(NamedTuple):
         return self.temperature <= 0 and self.num_logprobs is None
 
 
+class Drafted(NamedTuple):
+    """Drafts of a request that were accepted."""
+
+    num_accepted: int = 0
+    num_confirmed: int = 0
+    """Number of accepted drafts that the target itself chose after the tokens before them."""
+
+    def plus(self, other: "Drafted") -> "Drafted":
+        return Drafted(*(one + another for one, another in zip(self, other, strict=True)))
+
+
+NO_DRAFTS = Drafted()
+
+
 class RequestFailed(Exception):  # noqa: N818  it is news, not a mistake
     """Raised if a request ends without the rest of its tokens. The message gives the reason."""
 
@@ -87,6 +101,8 @@ class Request:
         """All tokens so far."""
         self.logprobs: list[Any] = []
         """Log probabilities of each token, if requested."""
+        self.drafted = NO_DRAFTS
+        """Drafts that were accepted, known when the request finishes."""
         self._ended: str | None = None
         """Reason of a failure. Empty: the request finished. None: it has not ended."""
         self._news = asyncio.Event()

@@ -83,7 +83,7 @@ class Drafter:
 
         tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: rows that propose.
         """
-        states = self.head.hidden(tokens, hidden, positions, attend)[last]
+        states = self.head.hidden(tokens, hidden, positions, attend).index_select(0, last)
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
@@ -104,7 +104,7 @@ class Drafter:
 
     def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
         """Returns the drafts of each row, [rows, V - 1]."""
-        proposal, hidden = self._proposals[rows.slots], self._hidden[rows.slots]
+        proposal, hidden = self._proposals.index_select(0, rows.slots), self._hidden.index_select(0, rows.slots)
         drafts: list[Tensor] = []
         for i in range(self.num_verified - 1):
             if drafts:
@@ -127,8 +127,9 @@ class Drafter:
         states = self.head.hidden(followers.flatten(), hidden, positions, attend).view(*inputs.shape, -1)
         last = (rows.num_accepted - 1).clamp(min=0).long()
         states = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[2]))[:, 0]
-        self._hidden[rows.slots] = states
-        self._proposals[rows.slots] = self.head.propose(states)
+        slots = rows.slots.long()
+        self._hidden.index_copy_(0, slots, states)
+        self._proposals.index_copy_(0, slots, self.head.propose(states).long())
 
     def _state_of(self, seed: Seed) -> Tensor:
         state = torch.frombuffer(bytearray(base64.b64decode(seed.hidden)), dtype=self._hidden.dtype)

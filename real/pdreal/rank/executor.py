@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from pdreal.control.requests import Draw, Logprobs, Sampling
+from pdreal.control.requests import NO_DRAFTS, Drafted, Draw, Logprobs, Sampling
 from pdreal.control.tasks import (
     DecodeBatch,
     DraftRows,
@@ -191,6 +191,10 @@ class Executor:
     def seed(self, request_id: int) -> Seed | None:
         """Returns the seed of a request's drafts. None: its prompt is not computed, or there are no drafts."""
         return None if self._speculation is None else self._speculation.seed(request_id)
+
+    def drafted(self, request_id: int) -> Drafted:
+        """Returns the drafts of a request that were accepted."""
+        return NO_DRAFTS if self._speculation is None else self._speculation.drafted(request_id)
 
     def last_token(self, request_id: int) -> int:
         return self._sequences[request_id].tokens[-1]

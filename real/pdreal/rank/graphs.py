@@ -266,7 +266,7 @@ class PrefillGraphs(_Graphs):
         self._run(size, num_tokens)
         if self._drafter is None:
             return self._hidden[size][: len(batch.chunks)]
-        return self._hidden[size][self._on_device.last[: len(batch.chunks)]]
+        return self._hidden[size].index_select(0, self._on_device.last[: len(batch.chunks)])
 
     def draft(self, batch: PrefillBatch, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Computes the draft head's KV for the batch that `hidden` has just computed. Returns the head's first

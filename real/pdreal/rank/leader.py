@@ -206,8 +206,9 @@ class Leader:
         self._outbox.send("router", command, told)
 
     def _on_outcome(self, outcome: m.Outcome) -> None:
+        drafted = self._executor.drafted(outcome.request_id)
         self._forget(outcome.request_id)
-        self._outbox.send("router", outcome)
+        self._outbox.send("router", outcome, drafted)
 
     def _forget(self, request_id: int) -> None:
         self._transfers.forget(request_id)

@@ -8,6 +8,7 @@ drafts that the step accepts repeat the request's reference output, if it has on
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pdreal.control.requests import NO_DRAFTS, Drafted
 from pdreal.control.tasks import DraftRows, Seed
 from pdsim.scenario.schema import Scenario
 from pdsim.workload.request_spec import Streams
@@ -23,6 +24,7 @@ class _State:
     """Yields, for each further step, the number of tokens that the step gives to the sequence. None: no step has
     begun.
     """
+    drafted: Drafted = NO_DRAFTS
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Speculation:
         self.num_verified = num_verified
         self._accepted = accepted
         self._states: dict[int, _State] = {}
-        self._num_tokens: list[int] = []
-        """Number of tokens that the present step gives to each row."""
+        self._rows: list[tuple[_State, int]] = []
+        """State of each row's sequence, and number of tokens that the present step gives to it."""
         self._free_slots: list[int] = []
         self._num_slots = 0
 
@@ -84,7 +86,7 @@ class Speculation:
         draft state.
         """
         slots, taught, seeds = [], [], []
-        self._num_tokens = []
+        self._rows = []
         for row in rows:
             state = self._states.setdefault(row.request_id, _State())
             if not state.slot:
@@ -96,23 +98,29 @@ class Speculation:
             num_tokens = min(next(state.accepted), row.num_lacking)
             slots.append(state.slot)
             taught.append(tuple(row.reference[row.num_output_tokens :][: num_tokens - 1]))
-            self._num_tokens.append(num_tokens)
-        return DraftRows(tuple(slots), tuple(self._num_tokens), tuple(taught), tuple(seeds))
+            self._rows.append((state, num_tokens))
+        num_accepted = tuple(num_tokens for _, num_tokens in self._rows)
+        return DraftRows(tuple(slots), num_accepted, tuple(taught), tuple(seeds))
 
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
         """Returns the step's new tokens of each row: the accepted drafts, and the token that the target chose after
         them. computed: each row's drafts, then its choices, one row after another, from the ranks.
         """
-        num_drafts = self.num_verified - 1
-        width, made = num_drafts + self.num_verified, []
-        for row, num_tokens in enumerate(self._num_tokens):
-            drafts = row * width
-            accepted, chosen = (
-                computed[drafts : drafts + num_tokens - 1],
-                computed[drafts + num_drafts + num_tokens - 1],
-            )
+        made, end = [], 0
+        for state, num_tokens in self._rows:
+            begin, middle = end, end + self.num_verified - 1
+            end = middle + self.num_verified
+            accepted = computed[begin : begin + num_tokens - 1]
+            *confirming, chosen = computed[middle : middle + num_tokens]
+            num_confirmed = sum(a == b for a, b in zip(accepted, confirming, strict=True))
+            state.drafted = state.drafted.plus(Drafted(len(accepted), num_confirmed))
             made.append([*accepted, chosen])
         return made
+
+    def drafted(self, request_id: int) -> Drafted:
+        """Returns the drafts of a request that its steps have accepted."""
+        state = self._states.get(request_id)
+        return NO_DRAFTS if state is None else state.drafted
 
     def _new_slot(self) -> int:
         if self._free_slots:
