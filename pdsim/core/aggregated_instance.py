@@ -28,7 +28,7 @@ from pdsim.core.decode.running_batch import (
 )
 from pdsim.core.fixed_outputs import SimulatedEnds
 from pdsim.core.instance import LACKS, Levels
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
 from pdsim.policy.protocols import PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
@@ -195,10 +195,10 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
             self._blocked_by = ""
         return commands
 
-    def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a begun or running request, in order. Raises KeyError if the request has no pages."""
+    def lease(self, request_id: int) -> Lease:
+        """Lease of a begun or running request. Raises KeyError if the request has no pages."""
         begun = self._builder.begun.get(request_id)
-        return self.batch.page_table(request_id) if begun is None else begun.lease.table
+        return self.batch.lease(request_id) if begun is None else begun.lease
 
     def holding(self) -> list[AggregatedRequest]:
         """Requests that hold pages."""

@@ -5,6 +5,7 @@ from math import ceil
 from typing import ClassVar, Literal
 
 from pdsim.system.encoder import AudioEncoder, Encoder, VisionEncoder
+from pdsim.system.llama import LlamaArchitecture
 from pdsim.system.states import CHUNK_TOKENS
 
 Dtype = Literal["bf16", "fp8", "fp4", "int4", "int8"]
@@ -216,64 +217,6 @@ class RecurrentState:
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-    """Llama 3's scaling of rotary position embeddings: rope_scaling of type llama3 in config.json."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class YarnScaling:
-    """YaRN's scaling of rotary position embeddings and attention: rope_scaling of type yarn in config.json."""
-
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 0.0
-    mscale_all_dim: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupedRouting:
-    """DeepSeek-V3's routing. The best groups of experts are chosen, then experts within them, by sigmoid scores plus a
-    learned bias. The bias does not change the weights of the chosen experts.
-    """
-
-    num_groups: int
-    """Number of groups of experts. A group's score is the sum of its two best experts' scores."""
-    num_active_groups: int
-    scale: float
-    """Factor on the sum of the chosen experts' outputs."""
-    num_shared: int
-    """Number of shared experts. Shared experts process every token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LlamaArchitecture:
-    """Details of Llama, Qwen3 and DeepSeek models that only real mode needs. Cost models do not use them."""
-
-    intermediate_size: int
-    """Inner width of MLPs in layers without experts."""
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None = None
-    yarn: YarnScaling | None = None
-    qk_norm: bool = False
-    """True: query and key heads are normalised before rotation, as in Qwen3."""
-    query_rank: int = 0
-    """With latent attention: width of the latent of queries. 0: queries have no latent."""
-    routing: GroupedRouting | None = None
-    """How tokens are routed to experts. None: softmax over all experts."""
-    window_layers: tuple[int, ...] = ()
-    """Indices of the layers that attend only to the last attention.window_tokens tokens. The first layer has index
-    0."""
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:

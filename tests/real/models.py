@@ -12,12 +12,13 @@ from random import Random
 import torch
 from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
 from pdreal.model.attention import causal_attention
+from pdreal.model.delta import convolve, inputs_of, recur
 from pdreal.model.transformer import Transformer
 from pdreal.model.weights import RandomWeights
 from pdreal.rank.runner import ModelRunner
 from pdreal.settings.model import ModelConfig, from_catalog
 
-from pdsim.system.model import LlamaArchitecture, RopeScaling
+from pdsim.system.llama import LlamaArchitecture, RopeScaling
 
 
 class WholeSequence:
@@ -29,6 +30,16 @@ class WholeSequence:
 
     def __call__(self, layer, query, key, value, window=0):
         return causal_attention(query, self._kept(key), self._kept(value), window=window)
+
+    def delta(self, layer, mixed, beta, decay, weights):
+        before = mixed.new_zeros(1, mixed.shape[1], weights.conv.shape[1] - 1)
+        given = inputs_of(convolve(mixed[None], before, weights.conv)[0], beta, decay, weights)
+        state = torch.zeros(weights.num_value_heads, weights.key_dim, weights.value_dim)
+        outputs = []
+        for i in range(len(mixed)):
+            out, (state,) = recur(given.part(slice(i, i + 1)), state[None])
+            outputs.append(out)
+        return torch.cat(outputs)
 
     def latent(self, layer, query, latent, heads):
         return causal_attention(query, *heads.expand(self._kept(latent)), heads.scale)
@@ -100,6 +111,9 @@ MISTRAL = replace(
     llama=replace(LLAMA.llama, rope_scaling=None, window_layers=(0, 1)),
 )
 """Model in which all layers have a sliding window."""
+
+
+HYBRID = replace(from_catalog("tiny-hybrid"), vocab_size=300, hidden_size=64, max_context_tokens=512)
 
 
 def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:

@@ -20,6 +20,7 @@ from pdreal.rank import step_loop
 from pdreal.rank.executor import Executor, NewToken
 
 from pdsim.core import messages as m
+from pdsim.core.memory.kv_cache import Lease
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, StepResult
 from pdsim.core.sequence import TokenIds
 from tests.real.local import Local, aggregated, pair
@@ -179,8 +180,8 @@ class Tables:
     def __init__(self):
         self.num_tokens = {}
 
-    def page_table(self, request_id):
-        return [100 * request_id + i for i in range(-(-self.num_tokens[request_id] // 4))]
+    def lease(self, request_id):
+        return Lease(table=[100 * request_id + i for i in range(-(-self.num_tokens[request_id] // 4))])
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7)), max_size=30))
@@ -203,15 +204,15 @@ def test_ranks_that_make_the_changes_know_all_page_tables(turns):
             known[row] = [*known.get(row, [])[:start], *pages]
         new = e.finish(step, [7] * len(running)).new_tokens
         assert sorted(token.request_id for token in new) == sorted(running)
-        assert [known[row] for row in range(len(new))] == [instance.page_table(token.request_id) for token in new]
+        assert [known[row] for row in range(len(new))] == [instance.lease(token.request_id).table for token in new]
         assert [n + 1 for n in batch.num_kv_tokens] == [instance.num_tokens[token.request_id] for token in new]
         for request_id in running:
             instance.num_tokens[request_id] += 1
 
 
 class OnePage:
-    def page_table(self, request_id):
-        return [1]
+    def lease(self, request_id):
+        return Lease(table=[1])
 
 
 def executor(sampling, end_tokens=()):

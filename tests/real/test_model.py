@@ -12,15 +12,27 @@ from pdreal.settings.model import ModelError, from_catalog, from_checkpoint, mod
 from pdreal.settings.options import Options
 
 from pdsim.system.catalog import load_model, names
-from tests.real.models import CPU, DEEPSEEK, LLAMA, MISTRAL, MOONLIGHT, WINDOWS, WholeSequence, generate, load, tokens
+from tests.real.models import (
+    CPU,
+    DEEPSEEK,
+    HYBRID,
+    LLAMA,
+    MISTRAL,
+    MOONLIGHT,
+    WINDOWS,
+    WholeSequence,
+    generate,
+    load,
+    tokens,
+)
 
 TINY = from_catalog("tiny-qwen3")
 QWEN = replace(TINY, vocab_size=300, hidden_size=64, max_context_tokens=512)
 MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, hidden_size=64, max_context_tokens=512)
 FAMILIES = pytest.mark.parametrize(
     "config",
-    [QWEN, MOE, LLAMA, DEEPSEEK, MOONLIGHT, WINDOWS, MISTRAL],
-    ids=["qwen3", "qwen3-moe", "llama", "deepseek-v3", "moonlight", "windows", "mistral"],
+    [QWEN, MOE, LLAMA, DEEPSEEK, MOONLIGHT, WINDOWS, MISTRAL, HYBRID],
+    ids=["qwen3", "qwen3-moe", "llama", "deepseek-v3", "moonlight", "windows", "mistral", "hybrid"],
 )
 
 
@@ -50,6 +62,7 @@ def published(config):
         "model_type": MODEL_TYPES[family],
         **published_attention(config),
         **published_windows(config),
+        **published_delta(config),
         **published_experts(config),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -71,15 +84,38 @@ MODEL_TYPES = {
     "Qwen3": "qwen3",
     "Qwen3Moe": "qwen3_moe",
     "DeepseekV3": "deepseek_v3",
+    "Qwen3_5": "qwen3_5_text",
 }
 
 
 def family_of(config):
     if config.latent is not None:
         return "DeepseekV3"
+    if config.llama.delta is not None:
+        return "Qwen3_5"
     if config.llama.qk_norm:
         return "Qwen3" if config.experts is None else "Qwen3Moe"
     return "Mistral" if config.window_tokens else "Llama"
+
+
+def published_delta(config):
+    if (delta := config.llama.delta) is None:
+        return {}
+    kinds = {True: "full_attention", False: "linear_attention"}
+    return {
+        "linear_num_key_heads": delta.num_key_heads,
+        "linear_num_value_heads": delta.num_value_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.conv_tokens,
+        "full_attention_interval": delta.attention_interval,
+        "layer_types": [kinds[config.has_attention(i)] for i in range(config.num_layers)],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": config.llama.rope_theta,
+            "partial_rotary_factor": delta.rotated_share,
+        },
+    }
 
 
 def published_windows(config):

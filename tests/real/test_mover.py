@@ -24,7 +24,6 @@ from pdsim.core.messages import Scatter
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.yaml_file import ConfigError
 from tests.real.decode_side import CPU, FILLED_WITH
 
 SCRIPT = Path(__file__).with_name("decode_side.py")
@@ -275,12 +274,6 @@ def test_memory_that_is_not_shared_is_not_written_to(pair):
             sides.send(sides.unit(SOURCE[:4], TARGET[:4], cell=0), 1 << 50)
     with pytest.raises(TransferError, match="not within registered memory"):
         pair(settings_of("push", 2, 1)).send(sides.unit(SOURCE[:1], (1 << 20,)))
-
-
-def test_models_that_only_the_simulator_has_are_refused():
-    settings = settings_of("shared-memory") | {"model": "qwen3.5-35b-a3b"}
-    with pytest.raises(ConfigError, match="linear-attention state, which runs in simulation only"):
-        exchange_of(resolve(parse_scenario(settings, base=Path())))
 
 
 def test_planes_of_another_type_are_refused():

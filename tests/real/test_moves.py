@@ -192,9 +192,9 @@ def test_models_that_real_mode_cannot_move_are_refused():
     side = geometry(layout(1, 4, 2), 4)
     sides = {"num_kv_heads": 4, "prefill_tp": 1, "decode_tp": 1, "prefill": side, "decode": side}
     page_bytes = 4 * side.page_bytes
-    with pytest.raises(ValueError, match="linear-attention state run in simulation only"):
+    with pytest.raises(ValueError, match="a state has 0 bytes, and 8 in the scenario"):
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=4, state_bytes=8), **sides)
-    with pytest.raises(ValueError, match="simulation only"):
+    with pytest.raises(ValueError, match="a cache has 4 planes; 2 are sent in the scenario"):
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=page_bytes, num_planes=2), **sides)
     with pytest.raises(ValueError, match=r"kv_dtype must have elements of 2 bytes"):
         Exchange(wire=RankPairLayout(page_size=4, page_bytes=2 * page_bytes, num_planes=4), **sides)

@@ -31,6 +31,8 @@ LONG = {"use": "uniform", "low": 3, "high": 150}
 """Prompts of several chunks, and of several windows."""
 DRAFTS = {"speculative_num_steps": 3, "speculative_accept_length": 2.5}
 DECODE_DRAFTS = {f"decode__{name}": value for name, value in DRAFTS.items()}
+HYBRID = {"model": "tiny-hybrid", "page_size": 16, "prefill__chunked_prefill_tokens": 48}
+"""Prompts of several chunks, whose prefixes hit where chunks have left states."""
 PATHS = {
     "1P1D": {},
     "decode radix": {"decode__radix_cache": True},
@@ -85,6 +87,23 @@ PATHS = {
         "decode__admission": {"use": "reserve_decode_tokens", "reserved_tokens": 4},
     },
     "TP2 to TP2, layer by layer": {"prefill__tp": 2, "decode__tp": 2, "prefill__layer_groups": 2},
+    "states": HYBRID,
+    "states, decode radix, retractions": {
+        **HYBRID,
+        **RETRACTIONS,
+        "decode__pool_tokens": 560,
+        "decode__radix_cache": True,
+        "decode__mamba_track_interval": 16,
+    },
+    "states, no radix, TP2 to TP2": {**HYBRID, "prefill__radix_cache": False, "prefill__tp": 2, "decode__tp": 2},
+    "states, pushed": {**HYBRID, "network__transport": "push"},
+    "states, aggregated": {
+        **HYBRID,
+        "prefill": None,
+        "prefill__chunked_prefill_tokens": None,
+        "decode": None,
+        "aggregated": {**AGGREGATED, "mamba_track_interval": 16},
+    },
     "host memory": TIGHT,
     "host memory, written back, layer by layer": {
         **TIGHT,

@@ -73,7 +73,7 @@ def test_a_prompt_is_computed_then_decoded_and_nothing_is_left():
     a = instance()
     assert arrive(a, 1, 10) == []
     assert prefill(a) == ([(1, 0, 10)], [FirstToken(1)])
-    assert len(a.page_table(1)) == 3
+    assert len(a.lease(1).table) == 3
     step, commands = decode(a, 4, output(1, 5))
     assert step == DecodeStep(0, (1,), (), 1, 11, 11, step.max_steps)
     assert commands == [Finished(1)]

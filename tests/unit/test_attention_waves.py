@@ -87,7 +87,7 @@ def join(batch: RunningBatch[RunningRequest], cache: KvCache, prompts: list[tupl
 def num_distinct_tokens(batch, page_size: int, running: dict[int, int], gpu: tuple[int, int]) -> int:
     """Tokens that a step reads: each page once in every wave, and what lies behind the last whole page."""
     num_sms, num_heads = gpu
-    tables = [batch.page_table(i)[: num_tokens // page_size] for i, num_tokens in running.items()]
+    tables = [batch.lease(i).table[: num_tokens // page_size] for i, num_tokens in running.items()]
     waves: dict[int, set[int]] = {}
     for at, table in enumerate(tables):
         waves.setdefault(at * num_heads // num_sms, set()).update(table)

@@ -188,7 +188,7 @@ def test_the_fewest_outputs_are_retracted_and_resume_without_a_second_first_toke
     step, commands = d.next_step(0)
     assert FirstToken(1) not in commands
     assert (step.joined, step.num_context_tokens) == ((1,), 4 + 4 + 1)
-    assert len(d.page_table(1)) == 3
+    assert len(d.lease(1).table) == 3
 
 
 def test_a_retraction_evicts_what_those_that_run_need_for_twenty_steps():
@@ -220,13 +220,13 @@ def test_page_tables_of_requests_in_every_state():
     arrive(d, 1, 5)
     _, commands = d.next_step(0)
     pages = {command.message.request_id: command.message.pages for command in commands}
-    assert {i: tuple(d.page_table(i)) for i in (0, 1)} == pages
+    assert {i: tuple(d.lease(i).table) for i in (0, 1)} == pages
     for i in (0, 1):
         d.on_message(KvArrived(i, first_token_ends=False), 0)
     d.next_step(0)  # 0 runs, 1 is ready
-    assert [len(d.page_table(i)) for i in (0, 1)] == [2, 2]
+    assert [len(d.lease(i).table) for i in (0, 1)] == [2, 2]
     with pytest.raises(KeyError):
-        d.page_table(2)
+        d.lease(2)
 
 
 def test_ties_in_retraction_go_to_the_longest_prompt():
@@ -386,7 +386,7 @@ def test_pages_come_back_after_a_while_if_nobody_answers():
 @pytest.mark.parametrize("staged", [False, True])
 def test_pages_into_which_lost_bytes_may_land_are_granted_to_nobody_before_the_timeout(cancelled_first, staged):
     d = transferring(num_pages=8, staged=staged, release_timeout_ns=30, waiting_timeout_ns=500)
-    page_table = set(d.page_table(0))
+    page_table = set(d.lease(0).table)
     if cancelled_first:
         d.on_message(CANCEL, 10)
     told = d.on_message(KvLost(0, "lost"), 10)

@@ -127,13 +127,13 @@ def test_the_page_table_of_a_prompt_is_known_until_it_is_sent():
     p = instance(chunked_prefill_tokens=8)
     arrive(p, 1, 10)
     with pytest.raises(KeyError):
-        p.page_table(1)
+        p.lease(1)
     lengths = []
     for _ in range(2):
         _, units = forward(p)
-        lengths.append(len(p.page_table(1)))
+        lengths.append(len(p.lease(1).table))
     assert lengths == [2, 3]
-    assert p.page_table(1)[2:] == [*units[-1].source_pages]
+    assert p.lease(1).table[2:] == [*units[-1].source_pages]
 
 
 def test_max_prefill_tokens_stops_all_but_the_first_prompt():

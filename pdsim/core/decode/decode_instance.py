@@ -12,7 +12,7 @@ Queued and retracted requests: admission_queue.py. If a request fails before its
 PeerDown of its prefill instance, a timeout), Releases keeps its pages while a sender may still write into them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import islice
 
 from pdsim.core import messages as m
@@ -24,7 +24,7 @@ from pdsim.core.decode.ready_queue import ReadyQueue
 from pdsim.core.decode.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.memory.host_cache import HostCache
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import receiver_of
 from pdsim.core.transfer.kv_returns import KvGiver, Returning
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy
@@ -184,12 +184,12 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands += self._asked.close(request)
         return commands
 
-    def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a request's KV, in order. Raises KeyError if the request has no pages."""
+    def lease(self, request_id: int) -> Lease:
+        """Lease of a request that has pages. Raises KeyError if the request has no pages."""
         if self.batch.has(request_id):
-            return self.batch.page_table(request_id)
+            return self.batch.lease(request_id)
         ready = {request.request_id: request for request in self.ready.requests}
-        return (self.transferring.get(request_id) or ready[request_id]).lease.table
+        return (self.transferring.get(request_id) or ready[request_id]).lease
 
     def holding(self) -> list[DecodeRequest | Returning]:
         """All requests that hold pages."""

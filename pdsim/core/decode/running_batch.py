@@ -8,7 +8,7 @@ when it joined. Its phase tells in which steps it needs a new page:
 Law: tests/laws/test_decode_steps.py.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
@@ -113,8 +113,8 @@ class RunningBatch(Generic[RequestT]):
     def has(self, request_id: int) -> bool:
         return request_id in self._requests
 
-    def page_table(self, request_id: int) -> Sequence[int]:
-        return self._requests[request_id].lease.table
+    def lease(self, request_id: int) -> Lease:
+        return self._requests[request_id].lease
 
     # Coming and going.
 

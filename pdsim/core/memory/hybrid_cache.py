@@ -6,6 +6,7 @@ usable prefix ends at a node with a state. Law: tests/laws/test_hybrid_cache.py.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
@@ -134,8 +135,11 @@ class HybridKvCache(KvCache):
             pool, page_size, prefix_cache, keeps_replaced=keeps_replaced, counts_every_insert=counts_every_insert
         )
         self.states = KeptStates(prefix_cache, limits.num_slots)
+        self.on_state: Callable[[Lease, int, Node | None], None] | None = None
+        """Called with a lease, a number of tokens and a node when the state after these tokens is kept at the node.
+        Node None: the cache has the state already. Drivers that compute states set this."""
         self._tree = prefix_cache
-        self._limits = limits
+        self.limits = limits
 
     def num_cached_tokens(self, sequence: TokenSequence) -> int:
         nodes = self._tree.whole_nodes(sequence)
@@ -147,13 +151,13 @@ class HybridKvCache(KvCache):
         return node.stop
 
     def makes_room_for_states(self) -> bool:
-        return self.states.make_free(self._limits.slots_per_request)
+        return self.states.make_free(self.limits.slots_per_request)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks the
         prefix.
         """
-        limits, end = self._limits, self._tree.split_at_match(sequence, max_tokens)
+        limits, end = self.limits, self._tree.split_at_match(sequence, max_tokens)
         node = self.states.deepest(end)
         self._tree.lock(node)
         self._touch(node)
@@ -162,6 +166,28 @@ class HybridKvCache(KvCache):
         pages = [page for step in path_to(node) for page in step.pages]
         branch = end.stop - end.stop % limits.chunk_tokens
         return HybridLease(node, pages, limits.slots_per_request, branch if branch > node.stop else 0)
+
+    def tracked_tokens(self, lease: Lease, start: int, num_tokens: int) -> int:
+        """Number of tokens after which a chunk leaves a state, if the chunk begins after start tokens and ends after
+        num_tokens. 0: the chunk leaves no state.
+
+        If cached pages continue after the last state, another prompt differs from this prompt where these pages end.
+        The chunk then leaves its state there.
+        """
+        assert isinstance(lease, HybridLease)
+        limits = self.limits
+        if not limits.has_buffer:
+            return num_tokens
+        size = limits.chunk_tokens
+        if not limits.computes_prompts or num_tokens - start < size:
+            return 0
+        last, branch = num_tokens - (num_tokens - start) % size, lease.branch_tokens
+        return branch if start < branch <= last and not (branch - start) % size else last
+
+    @property
+    def interval_tokens(self) -> int:
+        """While a request decodes, a state may be kept after each multiple of this number of tokens."""
+        return self.limits.interval_tokens
 
     def checkpoint(
         self,
@@ -175,13 +201,13 @@ class HybridKvCache(KvCache):
         """Caches the pages up to the last state that the computed chunk leaves, and keeps this state."""
         assert isinstance(lease, HybridLease)
         assert lease.node is not None
-        tracked = self._last_of_chunk(lease, num_tokens)
+        tracked = self.tracked_tokens(lease, lease.num_extended_tokens, num_tokens)
         lease.num_extended_tokens = num_tokens
         if not tracked:
             return
         self.states.take(1)
         node = self._share(lease, sequence, tracked, self._tree)
-        if not self.states.keep(node):
+        if not self._keep(lease, tracked, node):
             self.states.give_back(1)
         if node is not lease.node:
             self._tree.lock(node, below=lease.node)
@@ -196,13 +222,13 @@ class HybridKvCache(KvCache):
         """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens
-        if self._limits.has_buffer:
-            tracked -= num_tokens % self._limits.interval_tokens
+        if self.limits.has_buffer:
+            tracked -= num_tokens % self.limits.interval_tokens
             if tracked <= lease.num_extended_tokens:
                 tracked = 0
         if tracked:
             node = self._share(lease, sequence, tracked, self._tree)
-            lease.num_slots -= self.states.keep(node)
+            lease.num_slots -= self._keep(lease, tracked, node)
             self._tree.touch(node, self._hits_behind(lease, node))
         self.drop(lease)
 
@@ -219,22 +245,12 @@ class HybridKvCache(KvCache):
     def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
         prefix_cache.evict(num_pages, self.states.forget)
 
+    def _keep(self, lease: Lease, num_tokens: int, node: Node) -> bool:
+        is_new = self.states.keep(node)
+        if self.on_state is not None:
+            self.on_state(lease, num_tokens, node if is_new else None)
+        return is_new
+
     def _touch(self, node: Node) -> None:
         self._tree.touch(node)
         self.states.use(node)
-
-    def _last_of_chunk(self, lease: HybridLease, num_tokens: int) -> int:
-        """Number of tokens after which a chunk leaves a state, if the chunk ends after num_tokens. 0: the chunk leaves
-        no state.
-
-        If cached pages continue after the last state, another prompt differs from this prompt where these pages end.
-        The chunk then leaves its state there.
-        """
-        limits, start = self._limits, lease.num_extended_tokens
-        if not limits.has_buffer:
-            return num_tokens
-        size = limits.chunk_tokens
-        if not limits.computes_prompts or num_tokens - start < size:
-            return 0
-        last, branch = num_tokens - (num_tokens - start) % size, lease.branch_tokens
-        return branch if start < branch <= last and not (branch - start) % size else last

@@ -18,7 +18,6 @@ computed prompts at the end of a chunk, parked prompts if no other request can p
 """
 
 from bisect import insort
-from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -26,7 +25,7 @@ from pdsim.core import messages as m
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.fixed_outputs import INITIAL_RATIO, SimulatedEnds
 from pdsim.core.instance import Levels
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import sender_of
 from pdsim.core.prefill.bootstrap_queue import BootstrapQueue, PrefillRequest
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
@@ -243,9 +242,9 @@ class PrefillInstance:
                 commands.append(m.Send(request.decode_id, m.PromptComputed(request.request_id)))
         return commands
 
-    def page_table(self, request_id: int) -> Sequence[int]:
-        """Pages of a prompt that is begun or being sent, in order. Raises KeyError if the prompt has no pages."""
-        return (self._builder.begun.get(request_id) or self.sending[request_id]).lease.table
+    def lease(self, request_id: int) -> Lease:
+        """Lease of a prompt that is begun or being sent. Raises KeyError if the prompt has no pages."""
+        return (self._builder.begun.get(request_id) or self.sending[request_id]).lease
 
     def requests(self) -> list[int]:
         """Ids of all requests of the instance, in any state."""

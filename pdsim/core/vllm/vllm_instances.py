@@ -17,7 +17,7 @@ A step decodes all running requests, and spends the rest of the token budget on 
 is treated like a request that has lost its KV. Its last chunk gives the first token.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from pdsim.core import messages as m
@@ -27,7 +27,7 @@ from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
-from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.prefill.forward_builder import Forward, RequestT
@@ -244,9 +244,9 @@ class VllmDecodeInstance(DecodeInstance):
                 commands += self._run_again(request, outputs.get(chunk.request_id))
         return [*commands, *self.cache.take_connector_copies()]
 
-    def page_table(self, request_id: int) -> Sequence[int]:
+    def lease(self, request_id: int) -> Lease:
         begun = self._builder.begun.get(request_id)
-        return super().page_table(request_id) if begun is None else begun.lease.table
+        return super().lease(request_id) if begun is None else begun.lease
 
     def holding(self) -> list[DecodeRequest | Returning]:
         return [*super().holding(), *self._builder.begun.values(), *self._builder.loads]

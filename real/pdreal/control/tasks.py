@@ -8,6 +8,18 @@ from pdsim.core.messages import LoadBack, Scatter, WriteBackup
 from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
+class StateUse(NamedTuple):
+    """Slots of linear-attention states that a chunk reads and writes."""
+
+    source: int
+    """Slot of the state from which the chunk continues. 0: the chunk begins its sequence."""
+    own: int
+    """Slot for the state after the chunk."""
+    tracked: int = 0
+    """Slot for the state after the chunk's first tracked_tokens. 0: no such state is kept."""
+    tracked_tokens: int = 0
+
+
 class PrefillInput(NamedTuple):
     """Compute `tokens` of a sequence, which follow num_context_tokens tokens whose KV is in the sequence's pages."""
 
@@ -19,6 +31,8 @@ class PrefillInput(NamedTuple):
     """Rule for choosing the next token. None: the likeliest token is chosen, or no token is needed."""
     next_token: int | None = None
     """Token after the chunk, which the draft model needs. None: the token that the forward chooses."""
+    state: StateUse | None = None
+    """None: the model has no layers of linear attention."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -77,6 +91,9 @@ class DecodeBatch(NamedTuple):
     """Rules for choosing the next tokens, one per row. Empty: the likeliest tokens are chosen."""
     drafts: DraftRows | None = None
     """Drafts that the step verifies. None: each row computes one token."""
+    states: tuple[tuple[int, int], ...] = ()
+    """For each row: slot of its linear-attention state, and slot for a copy of the new state (0: none). Empty: the
+    model has no such layers."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:
@@ -85,18 +102,20 @@ def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange,
 
 
 class SaveKv(NamedTuple):
-    """Copy the KV of a sequence to host memory."""
+    """Copy the KV of a sequence to host memory, and its linear-attention state if state_slot is not 0."""
 
     request_id: int
     num_kv_tokens: int
     page_table: Sequence[int]
+    state_slot: int = 0
 
 
 class RestoreKv(NamedTuple):
-    """Copy the saved KV of a sequence into these pages, and drop the saved copy."""
+    """Copy the saved KV of a sequence into these pages, and its state into its slot. Drop the saved copy."""
 
     request_id: int
     page_table: Sequence[int]
+    state_slot: int = 0
 
 
 class ForgetKv(NamedTuple):
@@ -123,6 +142,13 @@ class Windows(NamedTuple):
     target_pages: Sequence[int]
 
 
+class StateMove(NamedTuple):
+    """Slots between which a request's linear-attention state moves: on prefill and on decode."""
+
+    source: int
+    target: int
+
+
 class SendUnit(NamedTuple):
     """Transfer worker `worker` of a rank sends a unit, after the rank has computed the layers that the unit
     contains.
@@ -133,6 +159,8 @@ class SendUnit(NamedTuple):
     staging_offset_bytes: int | None
     windows: Windows | None = None
     """KV of sliding-window layers that is sent with the unit."""
+    state: StateMove | None = None
+    """The request's state, which is sent with its last unit."""
 
 
 class ScatterCell(NamedTuple):
@@ -148,11 +176,14 @@ class DigestSent(NamedTuple):
     worker: int
     pages: Sequence[int]
     num_tokens: int
+    state_slot: int = 0
+    """Slot of the request's linear-attention state. 0: none."""
 
 
 class DigestArrived(NamedTuple):
     pages: Sequence[int]
     num_tokens: int
+    state_slot: int = 0
 
 
 class LookUpPages(NamedTuple):

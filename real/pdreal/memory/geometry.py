@@ -117,11 +117,15 @@ class Exchange:
     window_layers: Sequence[int] = ()
     """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, after the KV of all other
     layers."""
+    state_bytes: Sequence[int] = ()
+    """Bytes of a slot in each plane of a rank's linear-attention states, which have the same shape on both sides."""
 
     def __post_init__(self) -> None:
         wire, side = self.wire, self.prefill
-        if wire.state_bytes or wire.num_planes + wire.num_window_planes != side.num_planes:
-            raise ValueError("models with linear-attention state run in simulation only")
+        if wire.num_planes + wire.num_window_planes != side.num_planes:
+            raise ValueError(f"a cache has {side.num_planes} planes; {wire.num_planes} are sent in the scenario")
+        if sum(self.state_bytes) != wire.state_bytes:
+            raise ValueError(f"a state has {sum(self.state_bytes)} bytes, and {wire.state_bytes} in the scenario")
         if len(self.window_planes) != wire.num_window_planes:
             raise ValueError(
                 f"window_layers have {len(self.window_planes)} planes, but {wire.num_window_planes} in the scenario"

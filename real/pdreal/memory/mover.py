@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pdreal.control.tasks import Windows
+from pdreal.control.tasks import StateMove, Windows
 from pdreal.memory.geometry import (
     CacheGeometry,
     Exchange,
@@ -23,6 +23,7 @@ from pdreal.memory.geometry import (
 )
 from pdreal.memory.page_copies import Push, push_of, staging_of
 from pdreal.memory.paged_kv import SCRATCH_PAGE, Digests, digest
+from pdreal.memory.states import digest_of_state
 from pdreal.settings.model import from_catalog
 from pdreal.transports.protocol import MappingTransport, TransferError, Transport
 from pdreal.transports.streams import wait_for_engines
@@ -32,9 +33,8 @@ from pdsim.scenario.building import wiring
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import DecodeSettings, PrefillSettings
-from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
-from pdsim.system.model import DTYPE_BYTES
+from pdsim.system.model import DTYPE_BYTES, STATE_DTYPE_BYTES
 
 _GREETING_BYTES = 16
 
@@ -50,6 +50,8 @@ class PeerMemory(NamedTuple):
     """Address of the first byte of the rank's staging ring."""
     greetings: Sequence[int]
     """Address of some unused bytes in each memory region. A sender writes there to connect."""
+    states: Sequence[int] = ()
+    """Address of the first byte of each plane of linear-attention states."""
 
 
 class PrefillMover:
@@ -67,9 +69,11 @@ class PrefillMover:
         buffer_bytes: int = 0,
         num_buffers: int = 0,
         pushes: bool = False,
+        states: Sequence[torch.Tensor] = (),
     ) -> None:
         """buffer_bytes: size of the largest staged cell that is sent to one decode rank. num_buffers: number of staging
-        buffers. pushes: True: kernels write into the pages of decode ranks.
+        buffers. pushes: True: kernels write into the pages of decode ranks. states: planes of linear-attention states,
+        [slots, ...] each.
         """
         if pushes:
             assert isinstance(transport, MappingTransport)
@@ -77,8 +81,10 @@ class PrefillMover:
         self._pushes: dict[tuple[RankPair, str, Planes], Push] = {}
         self._exchange = exchange
         self._planes = planes
+        self._states = states
         self._transport = transport
         self._begins = _begins(planes, exchange.prefill)
+        self._rank = rank
         self._heads = heads_of_rank(exchange.num_kv_heads, exchange.prefill_tp, rank)
         self._pairs = [pair for pair in exchange.pairs if pair.prefill_rank == rank]
         self._peers: dict[tuple[str, int], PeerMemory] = {}
@@ -87,7 +93,7 @@ class PrefillMover:
         for buffer in buffers:
             self._buffers.put(buffer)
         self._staging = staging_of(_whole_planes(planes, exchange), exchange.prefill.page_size) if buffers else None
-        transport.register([*planes, *buffers])
+        transport.register([*planes, *buffers, *states])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
         """Connects to a decode rank. If the rank was restarted, its addresses replace those of its earlier process.
@@ -129,21 +135,29 @@ class PrefillMover:
                 ranges = np.broadcast_to(self._begins[0], len(peer.greetings)), np.array(peer.greetings, np.int64)
                 self._transport.write(peer.address, *ranges, np.full(len(peer.greetings), _GREETING_BYTES))
 
-    def send(self, unit: TransferUnit, staging_offset_bytes: int | None = None, windows: Windows | None = None) -> None:
+    def send(
+        self,
+        unit: TransferUnit,
+        staging_offset_bytes: int | None = None,
+        windows: Windows | None = None,
+        state: StateMove | None = None,
+    ) -> None:
         """Writes a unit to all decode ranks that get KV from this rank, one after another. Returns when the bytes have
         arrived.
 
-        windows: KV of sliding-window layers that is sent with the unit.
+        windows: KV of sliding-window layers that is sent with the unit. state: slots of the state that is sent with it.
 
         The GPU must have finished computing the KV. Raises TransferError.
         """
         _enter(self._planes)
-        for pair in self._pairs if unit.source_pages or windows is not None else ():
+        for pair in self._pairs if unit.source_pages or windows is not None or state is not None else ():
             peer = self._peers.get((unit.target, pair.decode_rank))
             if peer is None:
                 raise TransferError(f"{unit.target} is not connected")
             if windows is not None:
                 self._send_windows(peer, pair, windows)
+            if state is not None:
+                self._send_state(peer, state)
             if not unit.source_pages:
                 continue
             if self._mapping is not None:
@@ -158,6 +172,12 @@ class PrefillMover:
             self._push(peer, pair, self._exchange.window_planes, *windows)
         else:
             self._write(peer, move_of_windows(windows, pair, self._exchange))
+
+    def _send_state(self, peer: PeerMemory, state: StateMove) -> None:
+        lengths = np.array(self._exchange.state_bytes, np.int64)
+        local = np.array([plane.data_ptr() for plane in self._states], np.int64)
+        remote = np.array(peer.states, np.int64)
+        self._transport.write(peer.address, local + state.source * lengths, remote + state.target * lengths, lengths)
 
     def _push(
         self, peer: PeerMemory, pair: RankPair, planes: Planes, source_pages: Sequence[int], target_pages: Sequence[int]
@@ -195,10 +215,13 @@ class PrefillMover:
         finally:
             self._buffers.put(buffer)
 
-    def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Returns fingerprints of the KV of these tokens. Token 0 is the first token of the first page."""
+    def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
+        """Returns fingerprints of the KV of these tokens, and of the state if its slot is not 0. Token 0 is the first
+        token of the first page.
+        """
         page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
-        return digest(self._planes, self._heads, pages, tokens, page_size, windows)
+        of_state = digest_of_state(self._states, state_slot, self._rank)
+        return {**digest(self._planes, self._heads, pages, tokens, page_size, windows), **of_state}
 
     def close(self) -> None:
         self._transport.close()
@@ -215,23 +238,27 @@ class DecodeMover:
         transport: Transport,
         *,
         ring_bytes: int = 0,
+        states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """planes: memory that the transport's `allocate` made."""
+        """planes, states: memory that the transport's `allocate` made. states: planes of linear-attention states."""
         self._exchange = exchange
         self._planes = planes
+        self._states = states
         self._transport = transport
         self._begins = _begins(planes, exchange.decode)
+        self._rank = rank
         self._heads = heads_of_rank(exchange.num_kv_heads, exchange.decode_tp, rank)
         self._writers = [pair.target_heads for pair in exchange.pairs if pair.decode_rank == rank]
         self._ring = transport.allocate(ring_bytes + _GREETING_BYTES) if ring_bytes else None
         self._staging = staging_of(_whole_planes(planes, exchange), exchange.decode.page_size) if ring_bytes else None
-        transport.register(planes if self._ring is None else [*planes, self._ring])
+        transport.register([*planes, *([] if self._ring is None else [self._ring]), *states])
 
     def describe(self) -> PeerMemory:
         ring = None if self._ring is None else self._ring.data_ptr()
         planes = self._begins.tolist()
         greetings = planes if self._ring is None else [*planes, self._ring[-_GREETING_BYTES:].data_ptr()]
-        return PeerMemory(self._transport.address, planes, ring, greetings)
+        states = [plane.data_ptr() for plane in self._states]
+        return PeerMemory(self._transport.address, planes, ring, [*greetings, *states], states)
 
     def warm_up(self) -> None:
         """Compiles the scatter kernel before the first transfer, which takes a second."""
@@ -250,11 +277,12 @@ class DecodeMover:
         cells = self._ring[begin : begin + command.num_bytes * len(self._writers)]
         self._staging.scatter(pages, self._writers, cells)
 
-    def digest(self, pages: Sequence[int], tokens: range) -> Digests:
-        """Returns fingerprints of the KV of these tokens. Token 0 is the first token of the first page."""
+    def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
+        """Returns the fingerprints that PrefillMover.digest returns."""
         wait_for_engines(self._planes[0].device)
         page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
-        return digest(self._planes, self._heads, pages, tokens, page_size, windows)
+        of_state = digest_of_state(self._states, state_slot, self._rank)
+        return {**digest(self._planes, self._heads, pages, tokens, page_size, windows), **of_state}
 
     def close(self) -> None:
         self._transport.close()
@@ -288,15 +316,13 @@ def _enter(planes: Sequence[torch.Tensor]) -> None:
 
 
 def exchange_of(scenario: Scenario) -> Exchange:
-    """Returns the layouts between which KV moves. scenario: resolved. Raises ConfigError for a model that only the
-    simulator supports.
-    """
+    """Returns the layouts between which KV moves. scenario: resolved."""
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
-    if prefill.model.state is not None:
-        raise ConfigError(f"model: {prefill.model.name} has linear-attention state, which runs in simulation only")
-    wire, config = wiring.wire_of(scenario), from_catalog(scenario.model)
+    wire, config, state = wiring.wire_of(scenario), from_catalog(scenario.model), prefill.model.state
+    of_layer = () if state is None else (state.conv_bytes, state.ssm_elements * STATE_DTYPE_BYTES[scenario.state_dtype])
     return Exchange(
         wire=wire,
+        state_bytes=[num_bytes // prefill.tp for num_bytes in of_layer] * config.num_state_layers,
         window_layers=config.llama.window_layers if wire.num_window_planes else (),
         num_kv_heads=config.num_kv_heads,
         prefill_tp=prefill.tp,
@@ -314,7 +340,7 @@ def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSetting
     return CacheGeometry(
         num_pages=settings.pool_tokens // scenario.page_size,
         page_size=scenario.page_size,
-        num_layers=model.num_layers + layout.num_draft_layers,
+        num_layers=model.num_kv_layers + layout.num_draft_layers,
         num_kv_heads=len(heads_of_rank(model.num_kv_heads, layout.tp, 0)),
         head_dim=model.head_dim,
         itemsize=int(DTYPE_BYTES[layout.kv_dtype]),
@@ -322,7 +348,13 @@ def cache_geometry(scenario: Scenario, settings: PrefillSettings | DecodeSetting
     )
 
 
-def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> PrefillMover:
+def prefill_mover(
+    scenario: Scenario,
+    rank: int,
+    planes: Sequence[torch.Tensor],
+    transport: Transport,
+    states: Sequence[torch.Tensor] = (),
+) -> PrefillMover:
     exchange = exchange_of(scenario)
     return PrefillMover(
         exchange,
@@ -332,13 +364,21 @@ def prefill_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor],
         buffer_bytes=_largest_cell_bytes(scenario, exchange),
         num_buffers=wiring.transport(scenario).num_queues,
         pushes=wiring.transport(scenario).pushes,
+        states=states,
     )
 
 
-def decode_mover(scenario: Scenario, rank: int, planes: Sequence[torch.Tensor], transport: Transport) -> DecodeMover:
+def decode_mover(
+    scenario: Scenario,
+    rank: int,
+    planes: Sequence[torch.Tensor],
+    transport: Transport,
+    states: Sequence[torch.Tensor] = (),
+) -> DecodeMover:
     exchange, staging = exchange_of(scenario), scenario.network.staging
     is_staged = staging is not None and exchange.wire.slices
-    return DecodeMover(exchange, rank, planes, transport, ring_bytes=staging.ring if staging and is_staged else 0)
+    ring_bytes = staging.ring if staging and is_staged else 0
+    return DecodeMover(exchange, rank, planes, transport, ring_bytes=ring_bytes, states=states)
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:

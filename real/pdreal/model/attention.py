@@ -10,6 +10,8 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from pdreal.control.tasks import PrefillBatch
 from pdreal.memory.paged_kv import PagedKv
+from pdreal.memory.states import StatePool
+from pdreal.model.delta import DeltaDecode, DeltaPrefill, no_states
 from pdreal.model.weights import LatentHeads
 
 if TYPE_CHECKING:
@@ -118,10 +120,18 @@ class PagedPrefill:
     itself.
     """
 
-    def __init__(self, kv: PagedKv, batch: PrefillBatch, device: torch.device, on_kv: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        kv: PagedKv,
+        batch: PrefillBatch,
+        device: torch.device,
+        on_kv: Callable[[int], None],
+        states: StatePool | None = None,
+    ) -> None:
         """on_kv: called with each layer when the layer's keys and values are written or, on a GPU, when their writing
-        is queued in the stream.
+        is queued in the stream. states: states of linear attention; None: the model has none.
         """
+        self.delta = no_states if states is None else DeltaPrefill(states, batch)
         self._kv = kv
         self._on_kv = on_kv
         chunks = batch.chunks
@@ -153,8 +163,17 @@ class PagedPrefill:
 class GatheredDecode:
     """Attention of one token per sequence, for CPUs. The sequences' pages are gathered first."""
 
-    def __init__(self, kv: PagedKv, num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]]) -> None:
-        """num_kv_tokens: for each sequence, number of tokens before the new token."""
+    def __init__(
+        self,
+        kv: PagedKv,
+        num_kv_tokens: Sequence[int],
+        page_tables: Sequence[Sequence[int]],
+        delta: DeltaDecode | None = None,
+    ) -> None:
+        """num_kv_tokens: for each sequence, number of tokens before the new token. delta: the recurrence of linear
+        attention; None: the model has none.
+        """
+        self.delta = delta or no_states
         self._kv = kv
         lengths = [num_tokens + 1 for num_tokens in num_kv_tokens]
         slots = [kv.slots(table, 0, length) for table, length in zip(page_tables, lengths, strict=True)]
@@ -180,12 +199,19 @@ class KernelDecode:
     """
 
     def __init__(
-        self, kv: PagedKv, model: "Transformer", positions: Tensor, page_tables: Tensor, num_new: int = 1
+        self,
+        kv: PagedKv,
+        model: "Transformer",
+        positions: Tensor,
+        page_tables: Tensor,
+        num_new: int = 1,
+        delta: DeltaDecode | None = None,
     ) -> None:
         """int32 tensors on the device: positions [batch] of the first new tokens, page_tables [batch, pages].
 
-        num_new: number of new tokens of each sequence.
+        num_new: number of new tokens of each sequence. delta: as in GatheredDecode.
         """
+        self.delta = delta or no_states
         from pdkernels import decode_workspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only
 
         self._kv = kv

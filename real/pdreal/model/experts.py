@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from pdreal.model.operations import logits, silu_and_multiply
 from pdreal.model.weights import ExpertWeights
-from pdsim.system.model import GroupedRouting
+from pdsim.system.llama import GroupedRouting
 
 _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # noqa: SLF001
 """torch's grouped product. The function has another name before torch 2.10."""

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 from pdreal.model.block_scaled import BlockScaled, Matrix
 from pdreal.model.operations import logits
 from pdreal.model.weights import ExpertWeights
-from pdsim.system.model import GroupedRouting
+from pdsim.system.llama import GroupedRouting
 
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""

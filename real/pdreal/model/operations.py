@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.nn.functional import rms_norm, silu
 
 from pdreal.model.block_scaled import BlockScaled, Matrix
-from pdsim.system.model import LatentAttention, LlamaArchitecture, RopeScaling, YarnScaling
+from pdsim.system.llama import LlamaArchitecture, RopeScaling, YarnScaling
+from pdsim.system.model import LatentAttention
 
 
 def linear(x: Tensor, matrix: Matrix) -> Tensor:
@@ -44,19 +45,28 @@ def norm_rotate_(
     """Normalises heads if norms are given, and rotates them. heads: query heads, then key heads, [tokens, heads,
     head_dim].
 
-    norms: weights [head_dim] of query and key heads. angles: from rotary_angles. positions: [tokens], place of each
-    token in its sequence.
+    norms: weights [head_dim] of query and key heads. angles: from rotary_angles; if they are fewer than a head's
+    dimensions, the first dimensions are rotated. positions: [tokens], place of each token in its sequence.
     """
+    if (rotated := angles.shape[1]) < heads.shape[2]:
+        if norms is not None:
+            heads = _normed(heads, num_query_heads, norms, eps)
+        turned = norm_rotate_(heads[..., :rotated], num_query_heads, None, eps, angles, positions)
+        return torch.cat((turned, heads[..., rotated:]), dim=-1)
     if heads.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415
 
         return fused.norm_rotate_(heads, num_query_heads, norms, eps, angles, positions)
     if norms is not None:
-        parts = heads[:, :num_query_heads], heads[:, num_query_heads:]
-        heads = torch.cat([rms_norm(part, norm.shape, norm, eps) for part, norm in zip(parts, norms, strict=True)], 1)
+        heads = _normed(heads, num_query_heads, norms, eps)
     cos, sin = angles[positions][:, None].chunk(2, dim=-1)
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+
+
+def _normed(heads: Tensor, num_query_heads: int, norms: tuple[Tensor, Tensor], eps: float) -> Tensor:
+    parts = heads[:, :num_query_heads], heads[:, num_query_heads:]
+    return torch.cat([rms_norm(part, norm.shape, norm, eps) for part, norm in zip(parts, norms, strict=True)], 1)
 
 
 def silu_and_multiply(gate_up: Tensor) -> Tensor:

@@ -50,6 +50,9 @@ class TensorParallel:
         """Raises ModelError unless the model divides evenly among the ranks."""
         sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
         sizes += [("intermediate size", size) for size in config.mlp_sizes]
+        if (delta := config.llama.delta) is not None:
+            sizes += [("key heads of linear attention", delta.num_key_heads)]
+            sizes += [("value heads of linear attention", delta.num_value_heads)]
         if (experts := config.experts) is not None:
             whole = "number of experts", experts.num_experts
             sizes.append(whole if self.has_whole_experts else ("intermediate size", experts.intermediate_size))

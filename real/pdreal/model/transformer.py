@@ -7,7 +7,7 @@ In a model with experts, a router chooses experts for each token, and they take 
 With latent attention the cache has one latent for each token in place of keys and values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from pdreal.control.requests import Draw, Logprobs
 from pdreal.model import operations
+from pdreal.model.delta import DeltaWeights, gated_norm
 from pdreal.model.experts import run_experts
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
@@ -51,6 +52,11 @@ class Attend(Protocol):
         """
         ...
 
+    @property
+    def delta(self) -> Callable[[int, Tensor, Tensor, Tensor, DeltaWeights], Tensor]:
+        """The recurrence of linear attention (delta.DeltaPrefill)."""
+        ...
+
 
 class Transformer:
     def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel, *, first_layer: int = 0) -> None:
@@ -67,9 +73,10 @@ class Transformer:
         self.weights = weights
         self._first_layer = first_layer
         self._eps = config.llama.rms_norm_eps
-        rotated = config.head_dim if config.latent is None else config.latent.rope_dim
+        self._places = [first_layer + place for place in config.places]
+        """Number of each layer among the layers of its kind, in the cache or in the pool of states."""
         num_positions = config.max_context_tokens + MOST_VERIFIED_TOKENS
-        self._angles = operations.rotary_angles(config.llama, rotated, num_positions, self.device)
+        self._angles = operations.rotary_angles(config.llama, config.num_rotated, num_positions, self.device)
 
     @classmethod
     def load(
@@ -127,7 +134,9 @@ class Transformer:
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        if isinstance(layer.attention, LatentWeights):
+        if isinstance(layer.attention, DeltaWeights):
+            attended = self._delta(index, layer.attention, x, attend)
+        elif isinstance(layer.attention, LatentWeights):
             attended = self._latent_attention(index, layer.attention, x, positions, attend)
         else:
             attended = self._grouped_attention(index, layer.attention, x, positions, attend)
@@ -138,10 +147,19 @@ class Transformer:
     ) -> Tensor:
         num_query, num_kv = self.num_query_heads, self.num_kv_heads
         heads = operations.linear(x, weights.qkv).view(len(x), -1, self.config.head_dim)
-        rotated, value = heads.split((num_query + num_kv, num_kv), dim=1)
+        rotated, value, gate = heads.tensor_split((num_query + num_kv, num_query + 2 * num_kv), dim=1)
         rotated = operations.norm_rotate_(rotated, num_query, weights.head_norms, self._eps, self._angles, positions)
         query, key = rotated.split((num_query, num_kv), dim=1)
-        return attend(index, query, key, value, self.config.window_of(index))
+        attended = attend(self._place(index), query, key, value, self.config.window_of(index))
+        return attended * gate.sigmoid() if gate.shape[1] else attended
+
+    def _delta(self, index: int, weights: DeltaWeights, x: Tensor, attend: Attend) -> Tensor:
+        mixed, gates, beta, decay = operations.linear(x, weights.into).split(weights.widths, dim=1)
+        heads = attend.delta(self._place(index), mixed, beta, decay, weights)
+        return gated_norm(heads, gates.unflatten(1, heads.shape[1:]), weights.norm, self._eps)
+
+    def _place(self, index: int) -> int:
+        return self._places[index - self._first_layer]
 
     def _latent_attention(
         self, index: int, weights: LatentWeights, x: Tensor, positions: Tensor, attend: Attend

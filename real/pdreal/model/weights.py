@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from pdreal.model.block_scaled import BlockScaled, Matrix, cat, quantise, stack, widen
+from pdreal.model.delta import DeltaWeights
 from pdreal.model.operations import attention_scale
 from pdreal.model.parallel import TensorParallel
 from pdreal.settings.model import ModelConfig, ModelError
 from pdreal.settings.options import Quantization
-from pdsim.system.model import GroupedRouting, LatentAttention
+from pdsim.system.llama import GatedDelta, GroupedRouting
+from pdsim.system.model import LatentAttention
 
 
 class WeightSource(Protocol):
@@ -41,6 +43,8 @@ class RandomWeights:
         digest = blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)
+        if name.endswith("A_log"):
+            return normal.sub_(3)  # states fade within tens of tokens, not at once
         return normal.mul_(0.1).add_(1) if len(shape) == 1 else normal.mul_(shape[-1] ** -0.5)
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
@@ -154,6 +158,7 @@ class ExpertWeights:
 @dataclass(frozen=True, kw_only=True)
 class GroupedWeights:
     qkv: Matrix
+    """Projections to queries, keys, values and, if there are any, gates of all heads."""
     head_norms: tuple[Tensor, Tensor] | None
     """Norms of query and key heads."""
 
@@ -219,7 +224,7 @@ class LayerWeights:
     """Weights of one layer. Matrices are [outputs, inputs]. Matrices that have the same input are joined into one."""
 
     input_norm: Tensor
-    attention: GroupedWeights | LatentWeights
+    attention: GroupedWeights | LatentWeights | DeltaWeights
     output: Matrix
     mlp_norm: Tensor
     mlp: MlpWeights | ExpertWeights
@@ -254,13 +259,14 @@ def load_weights(
     tp.check(config)
     shapes = config.parameters
 
-    load = _Loader(source, shapes, dtype, device, device.type == "cuda" if keeps_fp8 is None else keeps_fp8)
+    keeps = device.type == "cuda" if keeps_fp8 is None else keeps_fp8
+    load = _Loader(source, shapes, dtype, device, keeps, 0.0 if config.llama.delta is None else 1.0)
     embedding = load("model.embed_tokens")
     vocabulary = tp.part(config.vocab_size)
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_load_layer(config, tp, load, i) for i in range(config.num_layers)),
-        norm=load("model.norm"),
+        norm=load.norm("model.norm"),
         head=embedding[vocabulary] if config.tied_embeddings else load("lm_head", vocabulary),
     )
 
@@ -287,6 +293,12 @@ class _Loader:
     dtype: torch.dtype
     device: torch.device
     keeps_fp8: bool
+    norm_offset: float = 0.0
+    """Added to the weights of norms, because Qwen3.5's checkpoints have differences from one."""
+
+    def norm(self, name: str) -> Tensor:
+        weight = self._whole(f"{name}.weight")
+        return (weight.float() + self.norm_offset).to(self.device, self.dtype, copy=True)
 
     def __call__(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         tensor = self._whole(f"{name}.weight")
@@ -317,23 +329,58 @@ class _Loader:
 
 def _load_layer(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int) -> LayerWeights:
     at = f"model.layers.{index}"
-    attention = f"{at}.self_attn"
+    attention, output, inputs = f"{at}.self_attn", "o_proj", config.output_inputs
+    mixer: GroupedWeights | LatentWeights | DeltaWeights
+    if (delta := config.llama.delta) is not None and not delta.has_attention(index):
+        attention, output, inputs = f"{at}.linear_attn", "out_proj", delta.num_value_heads * delta.value_dim
+        mixer = _load_delta(delta, tp, load, attention)
+    elif config.latent is None:
+        mixer = _load_grouped(config, tp, load, attention)
+    else:
+        mixer = _load_latent(config, config.latent, tp, load, attention)
     return LayerWeights(
-        input_norm=load(f"{at}.input_layernorm"),
-        attention=_load_grouped(config, tp, load, attention)
-        if config.latent is None
-        else _load_latent(config, config.latent, tp, load, attention),
-        output=load.matrix(f"{attention}.o_proj", columns=tp.part(config.output_inputs)),
-        mlp_norm=load(f"{at}.post_attention_layernorm"),
+        input_norm=load.norm(f"{at}.input_layernorm"),
+        attention=mixer,
+        output=load.matrix(f"{attention}.{output}", columns=tp.part(inputs)),
+        mlp_norm=load.norm(f"{at}.post_attention_layernorm"),
         mlp=_load_mlp(config, tp, load, index),
+    )
+
+
+def _load_delta(delta: GatedDelta, tp: TensorParallel, load: _Loader, at: str) -> DeltaWeights:
+    keys, values = tp.part(delta.num_key_heads), tp.part(delta.num_value_heads)
+    channels, begin = [], 0  # of queries, keys and values
+    for heads, dim, num in ((keys, delta.key_dim, delta.num_key_heads),) * 2 + (
+        (values, delta.value_dim, delta.num_value_heads),
+    ):
+        channels.append(slice(begin + heads.start * dim, begin + heads.stop * dim))
+        begin += num * dim
+    parts = [load(f"{at}.in_proj_qkv", rows) for rows in channels]
+    parts.append(load(f"{at}.in_proj_z", _rows(values, delta.value_dim)))
+    parts += [load(f"{at}.in_proj_{name}", values) for name in ("b", "a")]
+    return DeltaWeights(
+        into=torch.cat(parts),
+        conv=torch.cat([load(f"{at}.conv1d", rows) for rows in channels])[:, 0],
+        rate=-load.bias(f"{at}.A_log").exp()[values],
+        bias=load.bias(f"{at}.dt_bias")[values],
+        norm=load(f"{at}.norm"),
+        num_key_heads=keys.stop - keys.start,
+        num_value_heads=values.stop - values.start,
+        key_dim=delta.key_dim,
+        value_dim=delta.value_dim,
     )
 
 
 def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: str) -> GroupedWeights:
     query = _rows(tp.part(config.num_query_heads), config.head_dim)
     kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
-    parts = [load.matrix(f"{at}.{name}_proj", rows) for name, rows in (("q", query), ("k", kv), ("v", kv))]
-    norms = (load(f"{at}.q_norm"), load(f"{at}.k_norm")) if config.llama.qk_norm else None
+    norms = (load.norm(f"{at}.q_norm"), load.norm(f"{at}.k_norm")) if config.llama.qk_norm else None
+    others = [load.matrix(f"{at}.{name}_proj", kv) for name in ("k", "v")]
+    if config.llama.delta is not None:  # each head's query, then its gate
+        own = load.heads(f"{at}.q_proj", config.num_query_heads, tp.part(config.num_query_heads))
+        queries, gates = (part.flatten(0, 1) for part in own.split(config.head_dim, dim=1))
+        return GroupedWeights(qkv=cat([queries, *others, gates]), head_norms=norms)
+    parts = [load.matrix(f"{at}.q_proj", query), *others]
     return GroupedWeights(qkv=cat(parts), head_norms=norms)
 
 

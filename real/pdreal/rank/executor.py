@@ -25,8 +25,10 @@ from pdreal.control.tasks import (
     SaveKv,
     Seed,
 )
+from pdreal.memory.state_slots import StateSlots
 from pdreal.rank.speculation import Lacking, Speculation
 from pdsim.core import messages as m
+from pdsim.core.memory.kv_cache import Lease
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, Result, StepResult, Verified
 from pdsim.core.sequence import TokenIds
 
@@ -34,7 +36,7 @@ from pdsim.core.sequence import TokenIds
 class HasPageTables(Protocol):
     """An instance that has a page table for each request."""
 
-    def page_table(self, request_id: int) -> Sequence[int]: ...
+    def lease(self, request_id: int) -> Lease: ...
 
 
 class NewToken(NamedTuple):
@@ -66,6 +68,8 @@ class _Sequence:
     num_pages: int = 0
     """Number of pages that the ranks know. While a sequence runs, its page table only grows."""
     is_saved: bool = False
+    state_slot: int = 0
+    """Slot where the sequence's linear-attention state was last. 0: none."""
     num_cached_tokens: int = 0
     """Number of prompt tokens whose KV came from the prefix cache."""
     is_begun: bool = False
@@ -131,12 +135,16 @@ class Executor:
         page_size: int,
         end_tokens: Collection[int] = (),
         speculation: Speculation | None = None,
+        states: StateSlots | None = None,
     ) -> None:
-        """speculation: decode steps verify drafts. None: a decode step gives each request one token."""
+        """speculation: decode steps verify drafts. None: a decode step gives each request one token. states: slots of
+        linear-attention states; None: the model has none.
+        """
         self._instance = instance
         self._page_size = page_size
         self._end_tokens = frozenset(end_tokens)
         self._speculation = speculation
+        self._states = states
         self._sequences: dict[int, _Sequence] = {}
         self._batch = _Rows()
 
@@ -205,14 +213,21 @@ class Executor:
         """
         sequence = self._sequences[command.request_id]
         sequence.is_saved = True
-        return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages))
+        return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages), sequence.state_slot)
 
     def load(self, command: m.LoadKv) -> RestoreKv:
         """Returns the task that copies a request's KV back from host memory. All ranks do this task before the
         instance's next command.
         """
         self._sequences[command.request_id].is_saved = False
-        return RestoreKv(command.request_id, array("i", command.pages))
+        return RestoreKv(command.request_id, array("i", command.pages), self.state_slot(command.request_id))
+
+    def state_slot(self, request_id: int) -> int:
+        """Returns the slot of a request's linear-attention state. 0: the model has none."""
+        if self._states is None:
+            return 0
+        self._sequences[request_id].state_slot = slot = self._states.own(request_id)
+        return slot
 
     def output(self, request_id: int) -> list[int]:
         """All output tokens of a request so far."""
@@ -288,10 +303,11 @@ class Executor:
         start, stop = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
         if not sequence.is_begun:  # it begins again if it is retracted, behind what it had computed
             sequence.is_begun, sequence.num_cached_tokens = True, start
-        table = array("i", self._instance.page_table(chunk.request_id))
+        table = array("i", self._instance.lease(chunk.request_id).table)
         draw = _draw(sequence, stop) if chunk.is_last else None
         next_token = tokens[stop] if stop < len(tokens) else None
-        return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw, next_token)
+        state = None if self._states is None else self._states.of_chunk(chunk.request_id, start, stop)
+        return PrefillInput(chunk.request_id, tokens[start:stop], start, table, draw, next_token, state)
 
     def _begin_decode(self, step: DecodeStep) -> DecodeBatch:
         for request_id in step.left:
@@ -305,7 +321,16 @@ class Executor:
             self._changes(),
             self._draws(sequences),
             self._drafts(sequences),
+            self._step_states(sequences),
         )
+
+    def _step_states(self, sequences: Sequence[_Sequence]) -> tuple[tuple[int, int], ...]:
+        if self._states is None:
+            return ()
+        states = [self._states.of_step(sequence.request_id, len(sequence.tokens)) for sequence in sequences]
+        for sequence, (own, _) in zip(sequences, states, strict=True):
+            sequence.state_slot = own
+        return tuple(states)
 
     def _leave(self, request_id: int) -> None:
         self._batch.leave(request_id)
@@ -328,7 +353,7 @@ class Executor:
         changes = []
         for row, sequence in enumerate(sequences):
             if (known := sequence.num_pages) * page_size < len(sequence.tokens) + num_drafts:
-                table = self._instance.page_table(sequence.request_id)
+                table = self._instance.lease(sequence.request_id).table
                 sequence.num_pages = len(table)
                 changes.append(PageTableChange(row, known, array("i", table[known:])))
         renewed.clear()

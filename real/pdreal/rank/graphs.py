@@ -15,6 +15,7 @@ from torch import Tensor
 from pdreal.control.tasks import DecodeBatch, PrefillBatch
 from pdreal.memory.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.model.attention import KernelDecode
+from pdreal.model.delta import no_states
 from pdreal.model.transformer import Attend, Transformer
 from pdreal.model.weights import LatentHeads
 from pdreal.rank.drafting import Drafter, followers_of
@@ -332,6 +333,7 @@ class PagedAttention:
         """slots: where the KV of each new token goes, [tokens]. tiles, num_tiles, pages: as for pdkernels'
         paged_prefill.
         """
+        self.delta = no_states
         self._kv = kv
         self._slots = slots
         self._lists = tiles, num_tiles, pages
@@ -353,9 +355,10 @@ class PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if CUDA graphs can be captured of the model's prefill forwards: it has no latent KV, and kernels exist for
-    its head_dim.
+    """True if CUDA graphs can be captured of the model's prefill forwards: it has neither latent KV nor states, and
+    kernels exist for its head_dim.
     """
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
-    return model.config.latent is None and can_page(model.config.head_dim)
+    config = model.config
+    return config.latent is None and not config.num_state_layers and can_page(config.head_dim)

@@ -23,6 +23,7 @@ from pdreal.control.tasks import (
     ScatterCell,
     Seed,
     SendUnit,
+    StateMove,
     StorePages,
     Task,
     Windows,
@@ -137,14 +138,14 @@ class RankThreads:
                 if self._storage is not None and isinstance(work, WriteBackup):
                     user = self._storage.user_of(work.host_pages)
                 return self._compute.submit(self._run, work, step_id, on_layers, user)
-            case SendUnit(worker, unit, offset, windows):
-                return self._workers[worker].submit(self._send, unit, offset, windows)
+            case SendUnit(worker, unit, offset, windows, state):
+                return self._workers[worker].submit(self._send, unit, offset, windows, state)
             case ScatterCell(command, pages):
                 return self._scatter.submit(self._mover.scatter, command, pages)
-            case DigestSent(worker, pages, num_tokens):
-                return self._workers[worker].submit(self._mover.digest, pages, range(num_tokens))
-            case DigestArrived(pages, num_tokens):
-                return self._scatter.submit(self._mover.digest, pages, range(num_tokens))
+            case DigestSent(worker, pages, num_tokens, slot):
+                return self._workers[worker].submit(self._mover.digest, pages, range(num_tokens), slot)
+            case DigestArrived(pages, num_tokens, slot):
+                return self._scatter.submit(self._mover.digest, pages, range(num_tokens), slot)
             case LookUpPages() | ReadPages() | StorePages():
                 assert self._storage is not None
                 return self._storage.submit(task)
@@ -180,12 +181,14 @@ class RankThreads:
         if on_layers is not None:
             on_layers(num_groups)
 
-    def _send(self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None) -> None:
+    def _send(
+        self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None, state: StateMove | None
+    ) -> None:
         """Sends a unit after this rank has computed the layers that the unit contains."""
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)
-        self._mover.send(unit, staging_offset_bytes, windows)
+        self._mover.send(unit, staging_offset_bytes, windows, state)
 
 
 def _report(done: "Future[Any]", on_done: OnDone) -> None:

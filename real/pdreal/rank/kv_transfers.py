@@ -8,7 +8,7 @@ from typing import Any
 
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import InstanceLog
-from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, Seed, SendUnit, Windows
+from pdreal.control.tasks import DigestArrived, DigestSent, ScatterCell, Seed, SendUnit, StateMove, Windows
 from pdreal.rank.executor import Executor, NewToken
 from pdreal.rank.group import RankGroup
 from pdreal.rank.step_loop import inner
@@ -52,6 +52,8 @@ class KvTransfers:
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
         """Grants of requests whose KV is under way."""
+        self._target_slots: dict[int, int] = {}
+        """Slots on decode for the linear-attention states of requests whose KV is under way."""
         self._sent_pages: dict[int, list[int]] = {}
         """Number of pages of each prompt with sliding windows whose transfer has begun."""
         self._first_tokens: dict[int, NewToken] = {}
@@ -61,14 +63,16 @@ class KvTransfers:
         """Gives the sender or receiver a message, and carries out its commands at once."""
         self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
 
-    def grant(self, granted: m.KvGranted) -> None:
-        """Keeps the pages that a request was granted. Decode calls this when it grants them, prefill when KvGranted
-        arrives.
+    def grant(self, granted: m.KvGranted, state_slot: int) -> None:
+        """Keeps the pages that a request was granted, and decode's slot for its linear-attention state (0: none).
+        Decode calls this when it grants them, prefill when KvGranted arrives.
         """
         self._grants[granted.request_id] = granted
+        self._target_slots[granted.request_id] = state_slot
 
     def forget(self, request_id: int) -> None:
         self._grants.pop(request_id, None)
+        self._target_slots.pop(request_id, None)
         self._sent_pages.pop(request_id, None)
         self._first_tokens.pop(request_id, None)
 
@@ -88,8 +92,13 @@ class KvTransfers:
         unit, offset = command.unit, command.staging_offset_bytes
         worker = inner(self._agents[sender_of(self._instance_id)]).worker(unit)
         start_ns = self._timeline.now_ns
-        task = SendUnit(worker, unit, offset, self._windows(unit))
+        task = SendUnit(worker, unit, offset, self._windows(unit), self._state(unit))
         self._group.begin(task, partial(self._on_sent, unit, worker, start_ns))
+
+    def _state(self, unit: TransferUnit) -> StateMove | None:
+        if not unit.is_last or not self._wire.state_bytes:
+            return None
+        return StateMove(self._executor.state_slot(unit.request_id), self._target_slots[unit.request_id])
 
     def _windows(self, unit: TransferUnit) -> Windows | None:
         """Returns the prompt's last pages if the unit is the request's last; else None. Units of a request are sent in
@@ -118,7 +127,8 @@ class KvTransfers:
         if self._check is None:
             tell_sender()
         else:
-            self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), tell_sender)
+            slot = self._executor.state_slot(unit.request_id) if unit.is_last else 0
+            self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), slot, tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
         """Returns data that is sent to decode with the last KV of a request: its first token, and fingerprints if KV is
@@ -153,7 +163,8 @@ class KvTransfers:
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
             grant = self._grants[arrived.request_id]
-            self._check.compare(grant, self._num_sent_tokens(grant.request_id), then)
+            slot = self._target_slots[grant.request_id]
+            self._check.compare(grant, self._num_sent_tokens(grant.request_id), slot, then)
         else:
             then()
 
@@ -176,9 +187,11 @@ class KvCheck:
         self._digests: dict[int, dict[str, int]] = {}
         """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
 
-    def on_sent(self, unit: TransferUnit, worker: int, num_tokens: int, then: Callable[[], None]) -> None:
+    def on_sent(
+        self, unit: TransferUnit, worker: int, num_tokens: int, state_slot: int, then: Callable[[], None]
+    ) -> None:
         """Calls `then` when the unit's request needs no more fingerprints: at once, or after its last unit when they
-        are computed.
+        are computed. state_slot: slot of the request's linear-attention state; 0: none.
         """
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])
@@ -193,7 +206,7 @@ class KvCheck:
             self._digests[request_id] = _joined(results)
             then()
 
-        task = DigestSent(worker, pages, num_tokens)
+        task = DigestSent(worker, pages, num_tokens, state_slot)
         self._group.begin_or_fail(task, f"fingerprints of request {request_id}", on_done)
 
     def sent(self, request_id: int) -> dict[str, int]:
@@ -202,7 +215,7 @@ class KvCheck:
     def expect(self, request_id: int, digests: dict[str, int]) -> None:
         self._digests[request_id] = digests
 
-    def compare(self, grant: m.KvGranted, num_tokens: int, then: Callable[[], None]) -> None:
+    def compare(self, grant: m.KvGranted, num_tokens: int, state_slot: int, then: Callable[[], None]) -> None:
         """Calls `then` if the KV in the granted pages equals the KV that was sent. Otherwise the instance fails with
         KvDamagedError.
         """
@@ -216,7 +229,7 @@ class KvCheck:
             what = f"KV heads {damaged} of {num_tokens} tokens arrived with other values than were sent"
             self._group.fail(KvDamagedError(f"KV of request {grant.request_id} is damaged: {what}"))
 
-        task = DigestArrived(grant.pages, num_tokens)
+        task = DigestArrived(grant.pages, num_tokens, state_slot)
         self._group.begin_or_fail(task, f"fingerprints of request {grant.request_id}", on_done)
 
 

@@ -13,6 +13,7 @@ from pdreal.control.channel import LAUNCHER, Channel
 from pdreal.control.clock import Timeline
 from pdreal.control.logbook import InstanceLog, Logbook
 from pdreal.control.requests import Sampling
+from pdreal.memory.state_slots import StateSlots
 from pdreal.rank.executor import Executor, NewToken
 from pdreal.rank.group import RankGroup, RankThreads
 from pdreal.rank.host_copies import HostCopies
@@ -77,7 +78,11 @@ class Leader:
         self._instance, *agents = (logbook.recorded(machine) for machine in state_machines(spec))
         self._machines = [inner(machine) for machine in (self._instance, *agents)]
         self._executor = executor = Executor(
-            self._machines[0], spec.scenario.page_size, end_tokens, Speculation.of(spec.scenario)
+            self._machines[0],
+            spec.scenario.page_size,
+            end_tokens,
+            Speculation.of(spec.scenario),
+            StateSlots.of(self._machines[0], spec.scenario, spec.role),
         )
         self._group = group = RankGroup(channel, threads, spec.followers, fail)
         self._outbox = outbox = Outbox(channel, log, loop)
@@ -140,7 +145,7 @@ class Leader:
                 assert isinstance(prompt, TokenIds)
                 self._executor.add(request_id, prompt, Sampling(*extra))
             case m.KvGranted():
-                self._transfers.grant(message)
+                self._transfers.grant(message, extra or 0)
             case m.KvArrived():
                 self._transfers.on_arrived(message.request_id, extra)
         self._tell(to, message)
@@ -179,11 +184,12 @@ class Leader:
         if self._copies.hold_back(command):
             return
         message = command.message
-        extra = None
+        extra: Any = None
         if isinstance(message, m.KvArrived):
             extra = self._transfers.arrival_facts(message)
         elif isinstance(message, m.KvGranted):
-            self._transfers.grant(message)
+            extra = self._executor.state_slot(message.request_id)
+            self._transfers.grant(message, extra)
             self._log.note("on_admitted", message.request_id, message.num_cached_tokens)
         self._outbox.send(command.to, message, extra)
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 
 from pdreal.memory.mover import DecodeMover, PeerMemory, PrefillMover, decode_mover, prefill_mover
+from pdreal.memory.state_slots import num_slots
+from pdreal.memory.states import StatePool
 from pdreal.memory.stored_kv import StoredKv
 from pdreal.model.draft import DraftHead
 from pdreal.model.parallel import TensorParallel
@@ -23,6 +25,9 @@ from pdreal.transports.streams import compute_stream, copy_stream
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.sizing import num_host_pages
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.model import StateDtype
+
+_STATE_DTYPES: dict[StateDtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -82,10 +87,11 @@ def _resources(spec: RankSpec, device: torch.device, stream: torch.cuda.Stream |
     transport = open_transport(spec.scenario.network.transport, device, address)
     runner = _runner(spec, model, transport)
     planes, stored = runner.kv.planes, _stored(spec, runner, address)
+    states = () if runner.states is None else runner.states.planes
     if spec.role == "prefill":
-        sender = prefill_mover(spec.scenario, spec.rank, planes, transport)
+        sender = prefill_mover(spec.scenario, spec.rank, planes, transport, states)
         return RankResources(runner, *where, sender, wiring.transport(spec.scenario).num_queues, stored=stored)
-    receiver = decode_mover(spec.scenario, spec.rank, planes, transport)
+    receiver = decode_mover(spec.scenario, spec.rank, planes, transport, states)
     return RankResources(runner, *where, receiver, memory=receiver.describe()._asdict(), stored=stored)
 
 
@@ -112,6 +118,22 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
         records_experts=spec.options.record_experts and spec.rank == 0,
         drafter=_drafter(spec, model),
+        states=_states(spec, model, transport),
+    )
+
+
+def _states(spec: RankSpec, model: Transformer, transport: Transport | None) -> StatePool | None:
+    """Makes the memory of linear-attention states. None: the model has none."""
+    if model.config.llama.delta is None:
+        return None
+    return StatePool(
+        model.config,
+        model.tp.size,
+        num_slots=num_slots(spec.scenario, spec.role),
+        dtype=model.dtype,
+        state_dtype=_STATE_DTYPES[spec.scenario.state_dtype],
+        device=model.device,
+        allocate=None if transport is None else transport.allocate,
     )
 
 

@@ -18,10 +18,13 @@ from pdreal.control.tasks import (
     RestoreKv,
     SaveKv,
     Seed,
+    StateUse,
     Work,
 )
 from pdreal.memory.paged_kv import HostKv, PagedKv, SavedKv
+from pdreal.memory.states import StatePool
 from pdreal.model.attention import GatheredDecode, PagedPrefill
+from pdreal.model.delta import DeltaDecode
 from pdreal.model.transformer import Transformer
 from pdreal.rank.drafting import Drafter, columns_of, followers_of, rows_of, seeds_of, verified_chunks
 from pdreal.rank.graphs import SIZES, DecodeGraphs, LaunchedStep, PrefillGraphs, has_prefill_graphs
@@ -105,6 +108,7 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         records_experts: bool = False,
         drafter: Drafter | None = None,
+        states: StatePool | None = None,
     ) -> None:
         """A GPU captures its decode steps and short forwards here, which takes seconds.
 
@@ -114,13 +118,13 @@ class ModelRunner:
         num_host_pages: number of pages of host memory behind the cache; 0: there is none. prefills: True: the instance
         computes prompts. kv_dtype: data type of the KV; None: the model's. records_experts: True: each forward sets
         expert_counts. drafter: makes and verifies drafts in decode steps; the cache then also has the layer of the
-        draft head. None: no drafts.
+        draft head. None: no drafts. states: linear-attention states; None: the model has none.
         """
         self.model = model
         self.kv = PagedKv(
             num_pages=num_pages,
             page_size=page_size,
-            num_layers=model.config.num_layers + (0 if drafter is None else drafter.head.layer.config.num_layers),
+            num_layers=model.config.num_kv_layers + (0 if drafter is None else drafter.head.layer.config.num_layers),
             num_kv_heads=model.num_kv_heads,
             head_dim=model.config.head_dim,
             planes_per_layer=model.config.planes_per_layer,
@@ -129,6 +133,7 @@ class ModelRunner:
             device=model.device,
             allocate=allocate,
         )
+        self.states = states
         self._saved = SavedKv(self.kv)
         self.host = HostKv(self.kv, num_host_pages) if num_host_pages else None
         self._layer_groups = layer_groups
@@ -175,7 +180,8 @@ class ModelRunner:
 
     def _warm_up_chunk(self, num_tokens: int, num_context_tokens: int) -> PrefillInput:
         pages = range(1, -(-num_tokens // self.kv.page_size) + 1)
-        return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages)
+        state = None if self.states is None else StateUse(0, 0)
+        return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages, state=state)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
         """Computes a batch and returns its next tokens, in the batch's order. Other work returns no tokens, and is done
@@ -188,11 +194,17 @@ class ModelRunner:
             case DecodeBatch():
                 return self.decode(work)
             case SaveKv():
-                self._saved.save(*work)
+                self._saved.save(work.request_id, work.num_kv_tokens, work.page_table)
+                if self.states is not None:
+                    self.states.save(work.request_id, work.state_slot)
             case RestoreKv():
-                self._saved.restore(*work)
+                self._saved.restore(work.request_id, work.page_table)
+                if self.states is not None:
+                    self.states.restore(work.request_id, work.state_slot)
             case ForgetKv():
                 self._saved.forget(work.request_id)
+                if self.states is not None:
+                    self.states.forget(work.request_id)
             case WriteBackup() | LoadBack():
                 assert self.host is not None
                 self.host.copy(work)
@@ -216,7 +228,7 @@ class ModelRunner:
         positions = torch.cat([torch.arange(c.num_context_tokens, c.num_kv_tokens) for c in batch.chunks])
         last = torch.tensor([end - 1 for end in accumulate(len(chunk.tokens) for chunk in batch.chunks)])
         device = self.model.device
-        attend = PagedPrefill(self.kv, batch, device, progress.on_kv)
+        attend = PagedPrefill(self.kv, batch, device, progress.on_kv, self.states)
         self._begin_recording()
         tokens, positions, last = tokens.to(device), positions.to(device), last.to(device)
         if self._drafter is None:
@@ -249,7 +261,8 @@ class ModelRunner:
         if batch.drafts is not None:
             return self._verify(batch, batch.drafts.seeds)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
-        attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch))
+        delta = None if self.states is None else DeltaDecode(self.states, *torch.tensor(batch.states).unbind(1))
+        attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch), delta)
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
         return chosen

@@ -11,21 +11,15 @@ from pdsim.inputs import read_json
 from pdsim.system.catalog import EntryError, load_model
 from pdsim.system.checkpoint.config import Config
 from pdsim.system.checkpoint.layers import layers_of
-from pdsim.system.model import (
-    Experts,
-    GroupedQueryAttention,
-    GroupedRouting,
-    LatentAttention,
-    LlamaArchitecture,
-    RopeScaling,
-    YarnScaling,
-)
+from pdsim.system.llama import GatedDelta, GroupedRouting, LlamaArchitecture, RopeScaling, YarnScaling
+from pdsim.system.model import Experts, GroupedQueryAttention, LatentAttention
 
 ARCHITECTURES = {
     "LlamaForCausalLM": False,
     "MistralForCausalLM": False,
     "Qwen3ForCausalLM": True,
     "Qwen3MoeForCausalLM": True,
+    "Qwen3_5ForCausalLM": True,
     "DeepseekV3ForCausalLM": False,
 }
 """Architectures that real mode can run, by their name in config.json. True: query and key heads have norms."""
@@ -49,7 +43,7 @@ _FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 _SHAPE = (
     *("vocab_size", "hidden_size", "num_layers", "num_query_heads", "num_kv_heads", "head_dim", "tied_embeddings"),
     *("llama.intermediate_size", "llama.qk_norm", "llama.query_rank", "llama.routing", "experts", "latent"),
-    *("window_tokens", "llama.window_layers"),
+    *("window_tokens", "llama.window_layers", "llama.delta"),
 )
 
 
@@ -90,6 +84,31 @@ class ModelConfig:
         """Number of planes of a layer in the cache: two for keys and values, one for latents."""
         return 2 if self.latent is None else 1
 
+    def has_attention(self, layer: int) -> bool:
+        """True if a layer has attention with KV. False: it has linear attention with a state."""
+        return self.llama.delta is None or self.llama.delta.has_attention(layer)
+
+    @property
+    def places(self) -> list[int]:
+        """Number of each layer among the layers of its kind: with attention, or with linear attention."""
+        kinds = [self.has_attention(layer) for layer in range(self.num_layers)]
+        return [kinds[:layer].count(kind) for layer, kind in enumerate(kinds)]
+
+    @property
+    def num_kv_layers(self) -> int:
+        return sum(map(self.has_attention, range(self.num_layers)))
+
+    @property
+    def num_state_layers(self) -> int:
+        return self.num_layers - self.num_kv_layers
+
+    @property
+    def num_rotated(self) -> int:
+        """Number of dimensions of a query or key head that RoPE rotates."""
+        if self.llama.delta is not None:
+            return int(self.head_dim * self.llama.delta.rotated_share)
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
     def window_of(self, layer: int) -> int:
         """Returns the number of last tokens that a token sees in a layer; 0: all."""
         return self.window_tokens if layer in self.llama.window_layers else 0
@@ -117,12 +136,14 @@ class ModelConfig:
         for index in range(self.num_layers):
             layer = {
                 "input_layernorm": (hidden,),
-                **(self._grouped_attention if self.latent is None else self._latent_attention(self.latent)),
+                **self._mixer(index),
                 "post_attention_layernorm": (hidden,),
                 **self._mlp(index),
             }
             at = f"model.layers.{index}"
             shapes |= {f"{at}.{name}.weight": shape for name, shape in layer.items()}
+            if (delta := self.llama.delta) is not None and not delta.has_attention(index):
+                shapes |= {f"{at}.linear_attn.{name}": (delta.num_value_heads,) for name in ("A_log", "dt_bias")}
             if self.experts is not None and self.has_routing(index):
                 shapes[f"{at}.mlp.gate.e_score_correction_bias"] = (self.experts.num_experts,)
         shapes["model.norm.weight"] = (hidden,)
@@ -142,12 +163,18 @@ class ModelConfig:
             sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)
         return sizes
 
+    def _mixer(self, layer: int) -> dict[str, tuple[int, ...]]:
+        if (delta := self.llama.delta) is not None and not delta.has_attention(layer):
+            return delta.parameters(self.hidden_size)
+        return self._grouped_attention if self.latent is None else self._latent_attention(self.latent)
+
     @property
     def _grouped_attention(self) -> dict[str, tuple[int, ...]]:
         hidden, dim = self.hidden_size, self.head_dim
         query, kv = self.num_query_heads * dim, self.num_kv_heads * dim
+        has_gates = self.llama.delta is not None  # each head's gate follows its query
         shapes: dict[str, tuple[int, ...]] = {
-            "self_attn.q_proj": (query, hidden),
+            "self_attn.q_proj": (2 * query if has_gates else query, hidden),
             "self_attn.k_proj": (kv, hidden),
             "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, query),
@@ -198,7 +225,7 @@ def from_catalog(name: str) -> ModelConfig:
     needs.
     """
     spec = load_model(name)
-    if spec.llama is None or spec.state is not None:
+    if spec.llama is None or (spec.state is not None and spec.llama.delta is None):
         raise ModelError(f"model {name!r} cannot be run for real: its catalog entry has no section `llama`")
     if spec.experts is not None and spec.llama.routing is None and spec.experts.num_layers != spec.num_layers:
         raise ModelError(f"model {name!r} cannot be run for real: some of its layers have no experts")
@@ -293,6 +320,7 @@ def _config(folder: Path, data: dict[str, Any], ends: Any, *, qk_norm: bool) -> 
             **_rope_scaling(_rope(data), folder, is_latent=latent is not None),
             qk_norm=qk_norm,
             query_rank=0 if latent is None else data["q_lora_rank"] or 0,
+            delta=_delta(data, folder),
             routing=_routing(data),
             window_layers=window_layers,
         ),
@@ -316,6 +344,26 @@ def _window_layers(data: dict[str, Any]) -> tuple[int, ...]:
     if not data.get("sliding_window") or not data.get("use_sliding_window", not has_switch):
         return ()
     return tuple(i for i, layer in enumerate(layers_of(Config(data))) if layer.mixer == "window")
+
+
+def _delta(data: dict[str, Any], folder: Path) -> GatedDelta | None:
+    if "linear_num_value_heads" not in data:
+        return None
+    delta = GatedDelta(
+        num_key_heads=data["linear_num_key_heads"],
+        num_value_heads=data["linear_num_value_heads"],
+        key_dim=data["linear_key_head_dim"],
+        value_dim=data["linear_value_head_dim"],
+        conv_tokens=data["linear_conv_kernel_dim"],
+        attention_interval=data.get("full_attention_interval", GatedDelta.attention_interval),
+        rotated_share=_rope(data).get("partial_rotary_factor", GatedDelta.rotated_share),
+    )
+    layers = range(data["num_hidden_layers"])
+    kinds = ["full_attention" if delta.has_attention(layer) else "linear_attention" for layer in layers]
+    if data.get("layer_types", kinds) != kinds:
+        only = f"one of {delta.attention_interval} layers, the last, can have full attention"
+        raise ModelError(f"{folder}/config.json: layer_types: {only}")
+    return delta
 
 
 def _latent(data: dict[str, Any]) -> LatentAttention | None:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from pdreal.control.refused import RefusedError
 from pdreal.settings.host import BETWEEN_HOSTS
-from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelError, model_config
+from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig, ModelError, model_config
 from pdreal.settings.options import Options
 from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
@@ -17,7 +17,7 @@ from pdsim.scenario.sections.faults import HealthSettings, SlowLink
 from pdsim.scenario.sections.servers import DecodeSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_model
-from pdsim.system.model import KV_DTYPES
+from pdsim.system.model import DTYPE_BYTES, KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
 _TOKEN_BYTES = 32
@@ -179,6 +179,37 @@ def _check_drafts(scenario: Scenario, options: Options) -> None:
         raise ConfigError("--record-experts: steps that verify drafts are not counted; leave it out")
 
 
+def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
+    """Raises ConfigError for features that real mode lacks beside states of linear attention."""
+    delta, state = config.llama.delta, load_model(scenario.model).state
+    if delta is None or state is None:
+        return
+    conv_bytes = delta.num_channels * (delta.conv_tokens - 1) * round(DTYPE_BYTES[KV_DTYPES[options.dtype]])
+    if conv_bytes != state.conv_bytes:
+        raise ConfigError(
+            f"--dtype {options.dtype}: a layer's convolution then keeps {conv_bytes} bytes, and {state.conv_bytes} in "
+            f"the catalog entry {scenario.model}"
+        )
+    if options.quantization is not None:
+        raise ConfigError("--quantization: layers of linear attention run with unquantised weights only")
+    if scenario.acceptance is not None:
+        raise ConfigError("speculative_draft_tokens: drafts beside linear attention are verified in simulation only")
+    for role, settings in scenario.roles.items():
+        if settings.host_cache is not None:
+            raise ConfigError(f"{role}.host_cache: states of linear attention are copied there in simulation only")
+        if settings.mamba_radix_cache_strategy == "no_buffer":
+            raise ConfigError(f"{role}.mamba_radix_cache_strategy: no_buffer runs in simulation only; leave it out")
+    if scenario.aggregated is None:
+        prefill, decode = scenario.pair
+        if prefill.tp != decode.tp:
+            raise ConfigError(
+                f"prefill.tp: {prefill.tp}, but decode.tp {decode.tp}: real mode sends states of linear attention "
+                "between equal tensor-parallel sizes only"
+            )
+        if prefill.layer_groups:
+            raise ConfigError("prefill.layer_groups: real mode sends states after all layers; leave it out")
+
+
 def _room(scenario: Scenario, options: Options) -> Room:
     return Room.of(scenario, model_config(options, scenario.model).max_context_tokens)
 
@@ -220,9 +251,11 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; real mode has kill and abort")
     try:
-        context = model_config(options, scenario.model).max_context_tokens
+        config = model_config(options, scenario.model)
     except ModelError as wrong:
         raise ConfigError(f"model: {wrong}") from None
+    context = config.max_context_tokens
+    _check_states(scenario, config, options)
     if (scenario.context_tokens or 0) > context:
         raise ConfigError(f"context_tokens: at most the model's own {context}; extended in simulation only")
     if scenario.acceptance is not None:
