@@ -186,13 +186,15 @@ def host_cache_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[
     }
 
 
-def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int]:
+def storage_fields(copies: Iterable[HostCopyRecord], page_size: int) -> dict[str, int | float]:
     """Summary fields on the copies between host caches and storage."""
     reads, stores = ([copy for copy in copies if copy.kind == kind] for kind in ("read", "store"))
     return {
         "storage_read_tokens": page_size * sum(read.num_pages for read in reads),
         "storage_read_bytes": sum(read.num_bytes for read in reads),
         "storage_written_bytes": sum(store.num_bytes for store in stores),
+        "storage_reads_s": sum(read.end_ns - read.start_ns for read in reads) / 1e9,
+        "storage_writes_s": sum(store.end_ns - store.start_ns for store in stores) / 1e9,
     }
 
 

@@ -211,7 +211,8 @@ def measure(
     ep
         Expert-parallel size: the size of --tp, where each rank holds whole experts, or 1.
     only
-        Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host.
+        Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host, and storage, which is
+        measured only if it is named.
     quick
         Measure few shapes of each part, to check that everything works.
     rounds

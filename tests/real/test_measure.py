@@ -24,6 +24,7 @@ TINY = Plan(
     copied_pages=(1, 3),
     transferred_bytes=(4096,),
     descriptors=(1, 4),
+    stored_pages=(1, 3),
     served_batches=(2,),
     served_tokens=32,
     served_outputs=24,
@@ -91,6 +92,15 @@ def test_sustained_forwards_know_how_long_they_have_been_going_on(monkeypatch):
     rows = list(forward_rows(model, 16, [SustainedCase(2, 8)], 0.0, print))
     assert [row.busy_us for row in rows] == pytest.approx([0, *accumulate(row.time_us for row in rows[:-1])])
     assert {(row.kind, row.prompts, row.new_tokens, row.repeats) for row in rows} == {("clock", 2, 16, 3)}
+
+
+def test_pages_of_storage_are_measured_if_they_are_named(tiny, tmp_path):
+    pytest.importorskip("mooncake.store", reason="needs Mooncake's wheel and libibverbs1", exc_type=ImportError)
+    assert not measure(tmp_path / "rows.csv", "--only", "storage")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    whats = [(what, str(pages), str(pages << 16)) for pages in (1, 3) for what in ("write", "lookup", "read")]
+    assert shapes(rows, "storage", "what", "num_descriptors", "payload_bytes") == whats
 
 
 @pytest.mark.parametrize("verified", ["", "3"], ids=["plain", "drafts"])

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 from collections import Counter, deque
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ from pdsim.core.journal.calls import KILLED
 from pdsim.core.journal.replay import replay
 from pdsim.core.messages import PrefetchKv, StopPrefetch, StoreKv
 from pdsim.core.sequence import TokenIds, UnseenOutput
-from pdsim.scenario.building.machines import state_machines
+from pdsim.scenario.building.machines import restarted, state_machines
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real import clusters
 from tests.support import examples
@@ -300,7 +301,7 @@ def check(real, resolved, logs):
     assert not real.leaks
     assert len(real.outputs) == TIGHT["workload__num_requests"]
     assert not clusters.wrong_outputs(resolved, real.outputs)
-    assert replay(read_journal(logs), state_machines(resolved)) > len(real.outputs)
+    assert replay(read_journal(logs), state_machines(resolved), partial(restarted, resolved)) > len(real.outputs)
     pages = Counter()
     for copy in read_records(logs).host_copies:
         pages[copy.instance_id, copy.kind] += copy.num_pages
@@ -312,48 +313,53 @@ LATENTS = {"model": "tiny-deepseek-v3", "prefill__tp": 2}
 
 @pytest.mark.parametrize("changes", [{}, LATENTS], ids=["KV", "latents, TP2"])
 def test_an_instance_reads_what_another_one_wrote(mooncake, changes, tmp_path):
-    scenario = clusters.scenario(**TIGHT, **changes, prefill__instances=2)
+    scenario = clusters.scenario(**TIGHT, **changes, prefill__instances=2, router="round_robin", client__concurrency=1)
     pages = check(*clusters.run(scenario, logs=tmp_path), tmp_path)
     assert all(pages[f"prefill-{i}", kind] for i in range(2) for kind in ("store", "read"))
 
 
-def test_an_instance_reads_what_its_life_before_wrote(mooncake, tmp_path):
-    kill = {"at": "400 ms", "kill": "prefill-0", "restart_after": "10 ms"}
-    scenario = clusters.scenario(**TIGHT, faults=[kill], health={"heartbeat_interval": "50 ms"})
-    real, resolved = clusters.run_restarting(scenario, "prefill-0", 10, logs=tmp_path)
-    records = read_records(tmp_path)
-    finished = {request.request_id for request in records.requests if request.outcome == "finished"}
-    assert finished >= set(range(30, 40))
-    assert not clusters.wrong_outputs(resolved, {i: real.outputs[i] for i in finished})
-    (killed,) = (entry for entry in read_journal(tmp_path) if entry[:2] == ("prefill-0", KILLED))
-    copies = [copy for copy in records.host_copies if copy.start_ns > killed.args[0]]
-    first_store = min(copy.start_ns for copy in copies if copy.kind == "store")
-    assert any(copy.kind == "read" and copy.start_ns < first_store for copy in copies)
+def run_with_event(scenario, num_first, event, logs):
+    """To the end; the event happens when the first requests have ended, and others are sent behind it."""
+    resolved, requests = real_scenario(scenario, Options())
+    parts = requests[:num_first], requests[num_first:]
+    clients = [Clients(resolved, part, Options(), progress=lambda _: None) for part in parts]
 
-
-@pytest.mark.parametrize("lost", ["master", "drive 0"])
-def test_pages_of_a_lost_store_are_computed_again(mooncake, lost, tmp_path, caplog):
-    changes = {**TIGHT, "storage": {**STORAGE, "prefetch": "best_effort"}}
-    resolved, requests = real_scenario(clusters.scenario(**changes), Options())
-    halves = requests[:38], requests[38:]
-    clients = [Clients(resolved, half, Options(), progress=lambda _: None) for half in halves]
+    def on_end(request):
+        clients[request.request_id >= num_first].on_end(request)
 
     async def play():
-        launcher = Launcher(
-            resolved,
-            Options(),
-            folder=tmp_path,
-            on_end=lambda request: clients[request.request_id >= 38].on_end(request),
-        )
+        launcher = Launcher(resolved, Options(), folder=logs, on_end=on_end)
         await launcher.start()
         await clients[0].serve(launcher)
-        launcher._instances.fleet.store.kill(lost)
+        await event(launcher)
         await clients[1].serve(launcher)
         leaks = await launcher.stop()
         return RealRun(clients[0].outputs | clients[1].outputs, leaks, launcher.failure)
 
+    return asyncio.run(play()), resolved
+
+
+def test_an_instance_reads_what_its_life_before_wrote(mooncake, tmp_path):
+    async def restart(launcher):
+        launcher.kill("prefill-0", restart_after_s=0.0)
+        for answers in (False, True):
+            await clusters._until("prefill-0", answers, launcher)
+
+    scenario = clusters.scenario(**TIGHT, client__concurrency=1, health={"heartbeat_interval": "50 ms"})
+    check(*run_with_event(scenario, 30, restart, tmp_path), tmp_path)
+    (killed,) = (entry for entry in read_journal(tmp_path) if entry[:2] == ("prefill-0", KILLED))
+    copies = [copy for copy in read_records(tmp_path).host_copies if copy.start_ns > killed.args[0]]
+    assert copies[0].kind == "read"
+
+
+@pytest.mark.parametrize("lost", ["master", "drive 0"])
+def test_pages_of_a_lost_store_are_computed_again(mooncake, lost, tmp_path, caplog):
+    async def lose(launcher):
+        launcher._instances.fleet.store.kill(lost)
+
+    scenario = clusters.scenario(**{**TIGHT, "storage": {**STORAGE, "prefetch": "best_effort"}})
     with caplog.at_level(logging.ERROR):
-        pages = check(asyncio.run(play()), resolved, tmp_path)
+        pages = check(*run_with_event(scenario, 38, lose, tmp_path), tmp_path)
     assert pages["prefill-0", "store"] > 0
     assert f"the store's {lost} ended (exit code -9); pages there count as missing" in caplog.text
 

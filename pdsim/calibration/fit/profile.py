@@ -35,7 +35,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
 }
-_NOT_FITTED = (*machine.MEASURED_KINDS, "clock", *OBSERVED)
+_NOT_FITTED = (*machine.MEASURED_KINDS, "clock", "storage", *OBSERVED)
 """Kinds of rows to which no form of their own is fitted."""
 LEAST_CONTEXT_TOKENS = 1000
 """Minimum number of context tokens per request of the decode rows that are fitted for a model with experts. With

@@ -46,6 +46,7 @@ KINDS: dict[str, Kind] = {
     "scatter": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "transfer": _TRANSFER,
     "host": Kind((), {"new_tokens": 0.0}, name="what"),
+    "storage": Kind(("payload_bytes", "num_descriptors"), name="what"),
     "clock": Kind(("new_tokens", "busy_us"), role="prefill"),
     "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "verified": 1.0, "rest_us": nan}, role="decode"),
     "sending": _TRANSFER._replace(role="decode"),

@@ -59,9 +59,9 @@ class Fleet:
         """Starts the agents of all other hosts, and the store if the scenario has storage. Raises LaunchError if a host
         or the store does not answer.
         """
-        if self._scenario.storage is not None:
+        if (storage := self._scenario.storage) is not None:
             address = LOOPBACK if self._network is None else self._network.address
-            await self.store.start(self._scenario.storage, address)
+            await self.store.start(storage.drives, storage.size, address)
         await asyncio.gather(*(host.start() for host in self.remote.values()))
 
     def on_notice(self, notice: HostNotice, payload: Any) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from pdreal.hosts.processes import Processes
 from pdreal.settings.host import LOOPBACK, LaunchError, free_host_bytes, free_port
-from pdsim.scenario.sections.servers import StorageSettings
 
 _LOG = logging.getLogger("pdreal")
 _START_S = 60.0
@@ -35,20 +34,20 @@ class Store:
         self.master: str | None = None
         """Address of the master. None: it is not started."""
 
-    async def start(self, storage: StorageSettings, address: str) -> None:
+    async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
         """Starts the master and the lenders. address: where other hosts reach this host. Raises LaunchError."""
-        needed, free = storage.drives * storage.size, free_host_bytes()
-        if needed > free:
+        free = free_host_bytes()
+        if num_drives * drive_bytes > free:
             raise LaunchError(
-                f"storage: {storage.drives} drives of {storage.size / 1e9:g} GB are memory of this host, which has "
+                f"storage: {num_drives} drives of {drive_bytes / 1e9:g} GB are memory of this host, which has "
                 f"{free / 1e9:.1f} GB of free memory; set storage.size"
             )
         port = free_port()
         self.master = f"{address}:{port}"
         await self._fork("master", _be_master, address, port, free_port())
         await self._until_it_listens(address, port)
-        for i in range(storage.drives):
-            await self._fork(f"drive {i}", _lend, self.master, address, storage.size)
+        for i in range(num_drives):
+            await self._fork(f"drive {i}", _lend, self.master, address, drive_bytes)
 
     async def _fork(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Starts a process, and waits until it reports that it is ready."""

@@ -17,6 +17,8 @@ class Plan:
     copied_pages: tuple[int, ...]
     transferred_bytes: tuple[int, ...]
     descriptors: tuple[int, ...]
+    stored_pages: tuple[int, ...]
+    """Numbers of pages that are looked up, read and written in storage together."""
     served_batches: tuple[int, ...]
     """Numbers of requests that are served together, from prefill to their last token."""
     served_tokens: int
@@ -53,6 +55,7 @@ FULL = Plan(
     copied_pages=(1, 4, 16, 64, 256),
     transferred_bytes=(64 * _KIB, _MIB, 16 * _MIB, 64 * _MIB, 256 * _MIB),
     descriptors=(1, 16, 256, 4096, 32768),
+    stored_pages=(1, 4, 16, 64, 128),
     served_batches=(1, 8, 16, 24, 64),
     served_tokens=256,
     served_outputs=320,
@@ -65,6 +68,7 @@ QUICK = Plan(
     copied_pages=(1, 4),
     transferred_bytes=(64 * _KIB, _MIB),
     descriptors=(1, 16),
+    stored_pages=(1, 16),
     served_batches=(1, 8),
     served_tokens=128,
     served_outputs=160,

@@ -42,7 +42,7 @@ def installed(*wheels: str) -> str:
     return ", ".join(found)
 
 
-Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host"]
+Kind = Literal["prefill", "decode", "gather", "scatter", "transfer", "host", "storage"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RowKind = Kind | Literal["clock", "loop", "sending", "handover"]
 """Kinds of rows. Besides the kinds that --only names: prefill on a busy GPU (clock), and host work that depends on
@@ -158,7 +158,7 @@ Call = Callable[[], Any]
 _LEAST = 3
 _LEAST_RESTED = 5
 """Minimum number of repeats with pauses. After a pause the host is sometimes slow to begin, too."""
-_MOST = 50
+MOST_REPEATS = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
@@ -179,7 +179,7 @@ def repeat_each_us(
     times_us: list[float] = []
     end_ns = perf_counter_ns() + seconds * 1e9
     least = _LEAST_RESTED if pause_seconds else _LEAST
-    while len(times_us) < least or (len(times_us) < _MOST and perf_counter_ns() < end_ns):
+    while len(times_us) < least or (len(times_us) < MOST_REPEATS and perf_counter_ns() < end_ns):
         work = next(works)
         sleep(pause_seconds)
         times_us.append(once_us(work))

@@ -11,11 +11,13 @@ from pdreal.measure.forwards import Case, Followers, RankedModel, forward_rows
 from pdreal.measure.plan import Plan
 from pdreal.measure.rows import KINDS, Kind, Provenance, Row, RowFile, describe
 from pdreal.measure.serving import message_row, serving_rows
+from pdreal.measure.storage import storage_rows
 from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.parallel import TensorParallel
 from pdreal.settings.host import LaunchError
 from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig, ModelError, from_catalog
 from pdreal.settings.options import Options
+from pdreal.transports.protocol import UnavailableError
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
 
@@ -79,6 +81,8 @@ class Measurement:
         if "transfer" in self.kinds:
             sizes, descriptors = self.plan.transferred_bytes, self.plan.descriptors
             yield from transfer_rows(self.device, sizes, descriptors, self.plan.seconds, left_out, self.options.hosts)
+        if "storage" in self.kinds:
+            yield from self._storage_rows(left_out)
         if "host" in self.kinds:
             yield message_row(self.options.hosts)
             yield from serving_rows(
@@ -91,6 +95,13 @@ class Measurement:
                 left_out,
                 draft_tokens=self.draft_tokens,
             )
+
+    def _storage_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
+        counts, seconds = self.plan.stored_pages, self.plan.seconds
+        try:
+            yield from storage_rows(self.model, self.device, self.dtype, self.page_size, counts, seconds)
+        except (UnavailableError, LaunchError) as missing:
+            left_out(f"storage: {missing}")
 
     def _forward_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         cases: list[Case] = []
@@ -174,9 +185,9 @@ def measurement(
 
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """Returns the kinds that `only` names, or all kinds that the flags allow."""
+    """Returns the kinds that `only` names. None: all kinds that the flags allow, without storage."""
     if only is None:
-        return possible
+        return tuple(kind for kind in possible if kind != "storage")
     asked = [word.strip() for word in only.split(",")]
     for word in asked:
         if word not in KINDS:

@@ -1,0 +1,73 @@
+"""Times of looking up, reading and writing pages in Mooncake's store, whose master and drive run on this host."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+from itertools import count
+
+import torch
+
+from pdreal.hosts.processes import Processes
+from pdreal.hosts.store import Store
+from pdreal.measure.forwards import kv_page_bytes
+from pdreal.measure.rows import MOST_REPEATS, Row, repeat_each_us, repeat_us, row_of
+from pdreal.memory.paged_kv import HostKv, PagedKv
+from pdreal.memory.stored_kv import StoredKv
+from pdreal.settings.host import LOOPBACK, free_host_bytes
+from pdreal.settings.model import ModelConfig
+from pdreal.transports.mooncake_store import MooncakeStore
+
+_SHARE_OF_MEMORY = 0.4
+"""Fraction of the host's free memory for the store."""
+_BATCHES_WRITTEN = 2 * MOST_REPEATS
+"""The store has room for all written batches of this number, so that nothing is evicted."""
+
+
+def storage_rows(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int, counts: Sequence[int], seconds: float
+) -> Iterator[Row]:
+    """Yields rows of lookups, reads and writes of one rank. counts: numbers of pages; those for which the host lacks
+    memory are left out. Raises UnavailableError or LaunchError if the store cannot run here.
+    """
+    page_bytes = kv_page_bytes(config, dtype, page_size)
+    room_bytes = _SHARE_OF_MEMORY * free_host_bytes() / len(counts)
+    counts = [num_pages for num_pages in counts if num_pages * _BATCHES_WRITTEN * page_bytes <= room_bytes]
+    kv = PagedKv(
+        num_pages=1,
+        page_size=page_size,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        planes_per_layer=config.planes_per_layer,
+        dtype=dtype,
+        device=device,
+    )
+    host = HostKv(kv, max(counts, default=1))
+    with ExitStack() as stack:
+        master = stack.enter_context(running_store(sum(counts) * _BATCHES_WRITTEN * page_bytes))
+        store = stack.enter_context(closing(MooncakeStore(master, LOOPBACK, device)))
+        stored = StoredKv(host, store, 0, is_same=False)
+        for num_pages in counts:
+            pages = range(1, num_pages + 1)
+            names = ([f"{num_pages}-{repeat}-{page}" for page in pages] for repeat in count())
+            sizes = {"num_descriptors": num_pages, "payload_bytes": num_pages * page_bytes}
+            first = next(names)
+            stored.write(first, pages)
+            writes = (partial(stored.write, new, pages) for new in names)
+            yield row_of("storage", repeat_each_us(writes, seconds), what="write", **sizes)
+            yield row_of("storage", repeat_us(partial(stored.num_there, first), seconds), what="lookup", **sizes)
+            yield row_of("storage", repeat_us(partial(stored.read, first, pages), seconds), what="read", **sizes)
+
+
+@contextmanager
+def running_store(num_bytes: int) -> Iterator[str]:
+    """Context with a store of one drive. Its value is the master's address."""
+    with asyncio.Runner() as runner:
+        store = Store(Processes(runner.get_loop(), lambda *_: None), runner.get_loop())
+        try:
+            runner.run(store.start(1, num_bytes, LOOPBACK))
+            assert store.master is not None
+            yield store.master
+        finally:
+            store.end()
