@@ -15,7 +15,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class CachedTokens(NamedTuple):
-    """Which of a prompt's first tokens an instance has, by its KV events."""
+    """Numbers of a prompt's first tokens that an instance has cached, by its KV events."""
 
     instance_id: str
     num_device_tokens: int
@@ -73,8 +73,9 @@ class EncodeMedia:
 
     request_id: int
     part: int
-    """Number of this part of the request's media. Each encode instance gets at most one part of images, and one of
-    audio clips."""
+    """Number by which the request tells its parts of media apart. Each encode instance gets at most one part of images,
+    and one of audio clips.
+    """
     items: tuple[MediaItem, ...]
     """Items of one modality, in the prompt's order."""
     language_id: str
@@ -277,8 +278,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class StopSending:
-    """Prefill to sender: send no more of this request. When its transfer under way has ended, the sender tells both
-    instances.
+    """Prefill to sender: send no more KV of this request. When the request's transfer under way has ended, the sender
+    tells both instances.
     """
 
     request_id: int

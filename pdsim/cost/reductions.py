@@ -55,7 +55,9 @@ class AllReduces:
         return own_ns if self._nccl is None else min(own_ns, self._nccl.large_all_reduce.ns(nominal_ns))
 
     def half_ns(self, num_tokens: float) -> float:
-        """Time in ns of an all-gather or a reduce-scatter of the same activations, which moves half of the bytes."""
+        """Time in ns of an all-gather or a reduce-scatter of num_tokens tokens' activations. Each moves half of the
+        bytes of an all-reduce.
+        """
         gather = self._own if self._nccl is None else self._nccl.gather
         return gather.ns(num_tokens * self._token_ns / 2)
 

@@ -273,7 +273,7 @@ class Affine:
     """Time of a decode step for computing one request with the weights. Only the sum that exceeds decode_weights
     counts."""
     decode_per_request_ns: float = 0
-    """Other time of a decode step for each request."""
+    """Further time of a decode step for each request, in addition to decode_matrices_per_request."""
     decode_per_context_token_ns: float = 0
     """Time of a decode step for each KV token. A token that several requests read counts once for each of them."""
     decode_per_distinct_token_ns: float = 0

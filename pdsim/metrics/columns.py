@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """The columns of a table, as NumPy arrays. Each is made when it is first used."""
+    """The columns of a table, as NumPy arrays. Each array is made when it is first used."""
 
     def __init__(self, numbers: Callable[[str], Array], words: Callable[[str], tuple[Array, list[str]]]) -> None:
         self._numbers, self._words = numbers, words
@@ -52,7 +52,7 @@ class Columns:
         return found
 
     def where(self, rows: Array) -> "Columns":
-        """These columns with some of the rows. rows: a mask, or row numbers in ascending order."""
+        """Returns columns that have only the given rows. rows: a mask, or row numbers in ascending order."""
 
         def words(name: str) -> tuple[Array, list[str]]:
             codes, known = self.words(name)

@@ -44,7 +44,7 @@ class _Objects:
         self._num = 0
 
     def numbers(self, values: Sequence[Any]) -> list[int]:
-        """The numbers of objects. Those that are new get a number, after all objects in their fields."""
+        """Returns the numbers of objects. A new object gets the next number, after the objects in its fields."""
         by_kind: dict[Any, list[Any]] = defaultdict(list)
         for value in dict(zip(map(id, values), values, strict=True)).values():
             by_kind[type(value)].append(value)

@@ -1,5 +1,5 @@
-"""Figures of runs. Each function returns a matplotlib Figure, or draws on the given axes. None changes matplotlib's
-global state.
+"""Figures of runs. Each function returns a matplotlib Figure, or draws on the given axes. No function changes
+matplotlib's global state.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -121,7 +121,8 @@ class Recorder:
         record.num_retries = num_retries(attempt)
 
     def on_embeddings(self, request_id: int, encode_id: str, start_ns: int, end_ns: int, now_ns: int) -> None:
-        """Records that embeddings from one encode instance arrived. Those that arrive last stay recorded.
+        """Records that embeddings from one encode instance arrived. If a request has several arrivals, the last one
+        stays recorded.
 
         start_ns, end_ns: begin and end of encoding.
         """

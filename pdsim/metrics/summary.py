@@ -308,8 +308,8 @@ def queue_grows(arrivals_ns: Sequence[int], ends_ns: Sequence[int]) -> bool:
     have. Latencies then depend on the length of the run.
 
     A request should have ended a typical latency after its arrival, so a rising rate does not count as a growing queue.
-    Neither does a burst at the end, if it is within the variation of arrivals. If requests take about as long as the
-    arrivals last, the run is too short to tell, and counts as saturated. False: all requests arrived at once.
+    A burst at the end does not count either, if it is within the variation of arrivals. If requests take about as long
+    as the arrivals last, the run is too short to tell, and counts as saturated. False: all requests arrived at once.
 
     ends_ns: end of each request in the order of arrivals_ns; 0 or less: it did not end.
     """

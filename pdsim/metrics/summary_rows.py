@@ -214,8 +214,8 @@ def range_note(summary: Mapping[str, Any]) -> str:
     if "interval_requests" not in own:
         return ""
     return (
-        f"ranges: both ends were simulated until {own['interval_requests']:,} requests had ended, which tells means "
-        f"to about {own['interval_error']:.1%}; --whole-ranges simulates all"
+        f"ranges: the fastest and the slowest server were simulated until {own['interval_requests']:,} requests had "
+        f"ended, so means are known to about {own['interval_error']:.1%}; --whole-ranges simulates all requests"
     )
 
 
@@ -295,15 +295,15 @@ OWN_FIELDS = {
     "storage_written_bytes": "bytes written to storage by all ranks",
     "storage_reads_s": "sum of the durations of all batches of reads from storage, in s",
     "storage_writes_s": "sum of the durations of all writes to storage, in s",
-    "gpu_hours": "hours of all running GPUs; this and the next three: of an elastic cluster",
+    "gpu_hours": "hours of all running GPUs; this field and the next three: elastic clusters only",
     "role_switches": "changes of a server's role",
     "servers_started": "servers that started",
     "servers_stopped": "servers that stopped",
     "events": "events of the simulator",
     "stalled": "whether the run halted with requests left",
     "device": "GPUs, or what a profile was measured on; of real runs cpu or cuda",
-    "confirmed_drafts": "of real runs with drafts: share of accepted drafts that the target itself chose",
-    "reference_match": "of real runs with drafts: share of output tokens that are those of the run without drafts",
+    "confirmed_drafts": "real runs with drafts: share of accepted drafts that the target itself chose",
+    "reference_match": "real runs with drafts: share of output tokens that equal those of a run without drafts",
     "warnings": "sizes and loads that lie outside the measurements; absent if none do",
     "interval": "smallest and largest throughputs and latencies, if no server was measured; written by commands",
     "interval_requests": "requests after which the runs with the fastest and slowest times stopped; absent: all",

@@ -155,7 +155,7 @@ _WORDS = {
 
 
 def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column has not the type of its field, or lacks values that every record has."""
+    """Raises RunFolderError if a column does not have the type of its field, or lacks values that every record has."""
     from pyarrow import types  # noqa: PLC0415
 
     values, kinds = table.column(column.name), get_args(hint) or (hint,)

@@ -31,7 +31,9 @@ _GPU, _GRANTS, _MERGES, _FIRST_WORKER = 1, 2, 3, 10
 """Track ids of an instance."""
 _EVENTS_AT_ONCE = 4096
 _POINT_NS = 1000
-"""Length in ns with which a decision is drawn, which takes no time. Shorter if the next decision comes earlier."""
+"""Length in ns of a decision's slice in the drawing, although the decision takes no time. Shorter if the next decision
+comes earlier.
+"""
 
 
 def write_timeline(path: Path, records: Records) -> None:

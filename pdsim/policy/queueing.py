@@ -24,8 +24,9 @@ class BusyThreshold:
     """
     order: Literal["fcfs", "lcfs", "wspt"] = "fcfs"
     """Order of the held requests. fcfs: by arrival; a request of priority 5 goes before requests that came up to 5 s
-    earlier. lcfs: the last to arrive goes first, with priorities alike. wspt: the request with the fewest uncached
-    prompt tokens goes first; tokens are divided by 1 plus the priority."""
+    earlier. lcfs: the last to arrive goes first; a priority of 5 counts like an arrival 5 s later. wspt: the request
+    with the fewest uncached prompt tokens goes first; tokens are divided by 1 plus the priority.
+    """
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:

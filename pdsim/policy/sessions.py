@@ -143,8 +143,7 @@ class _Place:
 @dataclass
 class Manual:
     """Picks the instance to which the session was sent before. If this instance accepts no requests, the session gets a
-    second instance, and returns to the first when the first accepts requests again. A request without a session goes
-    to a random instance.
+    second instance, until the first accepts requests again. A request without a session goes to a random instance.
 
     A session is the gateway's routing key, which clients send as X-SMG-Routing-Key.
     """

@@ -18,14 +18,14 @@ class TokenSequence(Protocol):
         """Returns the key of tokens [start, start + size). Equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens, counted from `start` in this and from other_start in the other sequence."""
+        """Number of equal tokens, counted from `start` in this sequence and from other_start in the other sequence."""
 
     def then(self, other: Any) -> "TokenSequence":
         """Returns this sequence followed by another sequence."""
 
 
 class QueuedRequest(Protocol):
-    """A request in an instance."""
+    """A request in an instance, as policies see it."""
 
     @property
     def request_id(self) -> int: ...

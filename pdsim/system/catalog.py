@@ -122,7 +122,7 @@ def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
 
 @contextmanager
 def lookups_remembered() -> Iterator[None]:
-    """Context manager in which each catalog file is looked up only once. Changed files are read anew after it."""
+    """Context manager: within it, each catalog file is looked up only once, so changes of files are not seen."""
     token = _located.set(_located.get() or {})
     try:
         yield

@@ -55,9 +55,11 @@ class WekaTrace(Trace):
     """Number of sessions. After the last recorded session the first is used again, with new prompts that share nothing
     with earlier sessions. None: each recorded session once."""
     lanes: int | None = None
-    """Number of first sessions that start at a random moment in their course, as in AgentX. The last prompt of each of
-    their agents before this moment is sent first, with one output token. Later requests begin when all these have
-    ended. Set the closed loop's concurrency to the same number. None: all sessions start at their beginning."""
+    """Number of first sessions that start at a random moment of their recording, as in AgentX. First, the last prompt
+    of each of their agents before this moment is sent, with one output token. Later requests begin when all these
+    requests have ended. Set the closed loop's concurrency to the same number. None: all sessions start at their
+    beginning.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

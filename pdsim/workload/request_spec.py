@@ -34,7 +34,7 @@ class RequestSpec(NamedTuple):
     """True: a closed loop sends this request at the start, and other requests wait until all such requests have ended.
     Metrics leave it out."""
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips of the prompt, in its order."""
+    """Images and audio clips of the prompt, in the prompt's order."""
 
     def num_media_tokens(self, modality: Modality) -> int:
         """Number of prompt tokens that stand for images or for audio clips."""

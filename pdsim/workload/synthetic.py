@@ -22,7 +22,7 @@ class RandomLengths:
     output_tokens: Lengths
     """Distribution of output lengths."""
     images: Lengths | None = None
-    """Distribution of the number of images of a prompt. They come before its text. None: there are none."""
+    """Distribution of the number of images of a prompt, which come before its text. None: prompts have no images."""
     image_tokens: Lengths | None = None
     """Distribution of the number of tokens of an image. Needed with images."""
     distinct_images: int | None = None
@@ -30,7 +30,9 @@ class RandomLengths:
     image_share: float = 1.0
     """Share of the requests that have images. These requests are drawn at random."""
     audio_clips: Lengths | None = None
-    """Distribution of the number of audio clips of a prompt. They come after its images. None: there are none."""
+    """Distribution of the number of audio clips of a prompt, which come after its images. None: prompts have no audio
+    clips.
+    """
     audio_tokens: Lengths | None = None
     """Distribution of the number of tokens of an audio clip. Needed with audio_clips. A second of audio has 25 tokens
     for Qwen2-Audio, and 13 for Qwen3-Omni."""

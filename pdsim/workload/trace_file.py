@@ -381,8 +381,8 @@ class TimedTrace(Trace):
 
 
 def _without_first(num_skipped: int, specs: Sequence[RequestSpec]) -> list[RequestSpec]:
-    """Returns the requests after the first num_skipped ones, numbered from 0, with times from 0. They do not wait for
-    skipped requests.
+    """Returns the requests after the first num_skipped ones, numbered from 0, with times from 0. The returned requests
+    do not wait for skipped requests.
     """
     kept = specs[num_skipped:]
     begin_ns = min(spec.arrival_ns for spec in kept)

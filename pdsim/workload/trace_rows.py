@@ -32,7 +32,7 @@ _LEAST_GAP = 2
 """Whole-number times with a smaller mean difference count as seconds. In milliseconds, they would mean over 500
 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970. Each has the value below which times in this unit stay."""
+"""Units of times since 1970, each with a number: a time below this number is in this unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,9 +199,9 @@ class RowReader:
     def say(self) -> None:
         path = self.trace.path
         if self._skipped:
-            warn(f"{path}: requests that failed or warmed up the server are left out: {self._skipped}")
+            warn(f"{path}: {self._skipped} requests are left out, which failed or warmed up the server")
         if (num := self.images.num_images) and not self.trace.image_tokens:
-            warn(f"{path}: {num} images are assumed to be in prompt lengths; if not, set image_tokens (of one image)")
+            warn(f"{path}: prompt lengths are assumed to include {num} images; if not, set image_tokens (of one image)")
         if self._told_turns and self.trace.new_turns is None:
             what = "the lengths of new input" if self._has_new_turns else "the lengths of whole prompts"
             warn(f"{path}: {self._told_turns} later turns continue their conversation, and have {what} (new_turns)")
@@ -359,7 +359,7 @@ def has_new_turns(lines: Iterable[Line]) -> bool:
 
 
 def _images_of(line: Line) -> list[str]:
-    """Returns a name for each image of the row. Empty: the image has no name."""
+    """Returns a name for each image of the row. An empty name: the row names no URL or id of the image."""
     found = value_of(line, names.IMAGES)
     if found is None:
         return []

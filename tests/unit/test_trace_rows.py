@@ -50,7 +50,7 @@ def test_records_of_aiperf_count_from_the_first(tmp_path):
     assert seen(read(path)) == [(500, 20, 0.0), (500, 20, 0.7)]
     failed = {**record("c", EPOCH_NS), "error": {"code": 500}}
     path = lines(tmp_path / "t.jsonl", record("w", EPOCH_NS, benchmark_phase="warmup"), failed, record("a", EPOCH_NS))
-    with pytest.warns(InputWarning, match="requests that failed or warmed up the server are left out: 2"):
+    with pytest.warns(InputWarning, match="2 requests are left out, which failed or warmed up"):
         assert seen(read(path)) == [(500, 20, 0.0)]
 
 

@@ -281,8 +281,8 @@ class RunningBatch(Generic[RequestT]):
         self._drop(self._take_out(request_id))
 
     def _drop(self, request: RequestT) -> None:
-        """Frees the pages of a request that has left the batch. If caches_unseen is set, the prefix cache keeps the KV
-        of its outputs.
+        """Frees the pages of a request that has left the batch. With EngineRules.caches_unseen, the prefix cache keeps
+        the KV of the request's outputs.
         """
         if self.caches_unseen and self._cache.prefix_cache is not None:
             request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)

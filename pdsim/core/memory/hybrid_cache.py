@@ -217,8 +217,8 @@ class HybridKvCache(KvCache):
         self._tree.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Caches the pages up to the last state of the outputs, which the request leaves to the cache. Ends the
-        lease.
+        """Ends the lease. Caches the request's pages up to the last state of its outputs, and keeps this state in the
+        cache.
         """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens

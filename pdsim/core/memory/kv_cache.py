@@ -126,8 +126,8 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
 
     def tier_tokens(self, sequence: TokenSequence) -> tuple[int, int]:
-        """Number of a sequence's first tokens that the GPU has cached, and number of the tokens behind these in host
-        memory.
+        """Returns two numbers of a sequence's tokens: first tokens that the GPU has cached, and further tokens behind
+        them in host memory.
         """
         num_here, num_there = self.num_cached_tokens(sequence), 0
         if self.chunks is not None:

@@ -54,7 +54,7 @@ class PrefetchQueue:
             self._look_up()
 
     def stop(self, command: StopPrefetch) -> None:
-        """Stops a prefetch, which ends when its turn comes. No effect if the prefetch has ended already."""
+        """Stops a prefetch. The prefetch ends when the queue reaches it. No effect if it has ended already."""
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
 

@@ -342,7 +342,7 @@ class RadixCache:
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
         """Walks down from a node as far as the sequence matches, up to token `stop`, a multiple of the page size.
-        Collects the pages.
+        Returns the last node and the pages on the way.
         """
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)

@@ -47,7 +47,7 @@ class MicroBatches(Generic[RequestT]):
         return [request for batch in self.batches for request in batch.requests()]
 
     def requests_beside(self, batch: RunningBatch[RequestT]) -> list[RequestT]:
-        """Returns the running requests of all micro-batches but this one."""
+        """Returns the running requests of all micro-batches except `batch`."""
         return [request for other in self.batches if other is not batch for request in other.requests()]
 
     def of(self, request_id: int) -> RunningBatch[RequestT] | None:

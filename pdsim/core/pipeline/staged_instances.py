@@ -1,6 +1,7 @@
 """Aggregated instances with pipeline stages, of SGLang and of vLLM.
 
-Both keep as many steps under way as there are stages, one of each micro-batch. They share the queue and the KV pool.
+Both kinds keep as many steps under way as there are stages, one for each micro-batch. Micro-batches share the queue and
+the KV pool.
 
 SGLang chooses a micro-batch's next step when the result of its last step is there. Requests that arrived meanwhile wait
 for that turn (0.5.23, managers/scheduler_pp_mixin.py:121). vLLM chooses a micro-batch's step before the result is
@@ -174,7 +175,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         return step, commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
-        """Handles the result of the oldest step. Requests that were cancelled meanwhile get nothing."""
+        """Handles the result of the oldest step under way. Requests that were cancelled during the step get no
+        token.
+        """
         self.batch, self._has_ended = self.micro.batches[self.micro.end()], True
         begun = self._builder.begun
         assert isinstance(result, m.StepResult)

@@ -137,8 +137,8 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if the router must hear of first tokens, to know that a prompt is computed. PrefillDone tells the same
-        about prefill instances.
+        """True if the router learns only from first tokens that a prompt is computed. On prefill instances, PrefillDone
+        says so.
         """
         return self._work is not None and self.role == "aggregated"
 

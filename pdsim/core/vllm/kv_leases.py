@@ -49,7 +49,7 @@ class KvLeases:
         self._ends_ns.pop(request_id, None)
 
     def holds(self, request_id: int) -> bool:
-        """True if the KV stays although its decode instance is dead."""
+        """True if prefill still keeps the request's KV although the decode instance is dead."""
         return request_id in self._ends_ns
 
     def on_decode_down(self, request_ids: Iterable[int], seen_ns: int) -> list[Command]:

@@ -8,8 +8,8 @@ vLLM 0.33.0, v1/core/sched/scheduler.py: 404 (the interval), 780 (steps without 
 class PrefillCadence:
     """After a step that computes a prompt, holds prompts back for interval_steps - 1 steps, while requests decode.
 
-    If prompts still wait after a step that could begin prompts, the instance is behind. It then holds no prompt back
-    until a step leaves no prompt waiting.
+    If prompts still wait after a step that could begin prompts, the instance is behind. An instance that is behind
+    holds no prompt back until a step leaves no prompt waiting.
     """
 
     def __init__(self, interval_steps: int) -> None:

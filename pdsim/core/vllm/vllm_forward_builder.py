@@ -84,7 +84,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def keeps_order(self) -> bool:
-        """True: decode steps do not change the policy's order. Other policies must be asked in each step."""
+        """True if decode steps do not change the order of the prefill policy. False: the policy must be asked in each
+        step.
+        """
         return isinstance(self._policy, _FIXED_ORDERS)
 
     @property

@@ -28,7 +28,7 @@ class TimeSpans:
         return int(self.within(np.array(begin_ns), np.array(end_ns)))
 
     def united(self, other: "TimeSpans") -> "TimeSpans":
-        """The spans that cover each moment of these or of the other spans."""
+        """The union of these spans and the other spans."""
         starts_ns, ends_ns = (self.starts_ns, other.starts_ns), (self.ends_ns, other.ends_ns)
         return TimeSpans(np.concatenate(starts_ns), np.concatenate(ends_ns))
 

@@ -237,7 +237,9 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the loop must wait for a result or a message. answer: answer to the loop's last yield."""
+        """Begins steps until the loop must wait for a result or a message. answer: the value to send into the loop, as
+        instance_loop describes it.
+        """
         self._is_pausing = False
         for result in self._held:
             self._timeline.after(0, self._see_result, result, self._order)

@@ -14,7 +14,7 @@ from pdsim.sim.timeline import Timeline
 
 
 class MicroBatchExecutor(Executor):
-    """Takes the place of a model in several stages. Each decode step names all its requests."""
+    """Takes the place of a model that is divided into pipeline stages. Each decode step names all its requests."""
 
     def decode(self, step: DecodeStep) -> StepResult:
         ended = []

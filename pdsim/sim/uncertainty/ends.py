@@ -22,8 +22,9 @@ from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch,
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""Requests that are simulated at the ends of the range. part: of a long load only the first requests, of a short load
-all. whole: all. none: no range."""
+"""Which requests are simulated at the ends of the range. part: only the first requests of a long load, all of a short
+load. whole: all requests. none: no requests, so that there is no range.
+"""
 _MAX_ERROR = 0.02
 """Maximum relative standard error of a change that may be extrapolated from the first requests."""
 _MAX_DRIFT = 2 * _MAX_ERROR
@@ -117,7 +118,7 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """One end of the range. This process simulates it when its numbers are needed."""
+    """One end of the range. The process that made this object simulates the end when its numbers are needed."""
 
     def __init__(
         self,

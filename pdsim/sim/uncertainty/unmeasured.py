@@ -52,7 +52,7 @@ def of_media(scenario: Scenario, modality: str) -> str:
     if scenario.engine == "vllm":
         return f"{what}: pdsim does not model vLLM's encoders, so encoding takes no time"
     return (
-        f"{what}: times of the encoder are a roofline that nobody measured, and may be half or twice as long "
+        f"{what}: times of the encoder come from a roofline without measurements, and may be half or twice as long "
         f"(cost.encode_factor); loading and converting {what} is left out"
     )
 
