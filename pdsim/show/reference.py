@@ -27,7 +27,7 @@ from pdsim.scenario.sections.component import BUILT_IN, default_of, describe_com
 from pdsim.scenario.sections.faults import Fault
 from pdsim.scenario.sections.fields import Quantity, Section, in_words, meanings
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
-from pdsim.show.terminal.tables import new_console
+from pdsim.show.terminal.layout import new_console
 from pdsim.workload.client import Arrivals, Client
 from pdsim.workload.lengths import Lengths
 from pdsim.workload.request_spec import Workload

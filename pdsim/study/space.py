@@ -5,7 +5,7 @@ settings.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.building.wiring import wire_of
@@ -15,6 +15,7 @@ from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
 from pdsim.study.points.tasks import described
+from pdsim.study.servers import Server, label_of
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
@@ -25,17 +26,6 @@ SPLITS = {"prefill": ("pp", "cp"), "decode": ("pp", "dcp"), "aggregated": ("pp",
 """Parallel sizes of a server besides tp, by role."""
 _OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
 """Scenario fields in which clusters differ in every plan. The user can ask to try further fields."""
-
-
-class Server(NamedTuple):
-    """GPU and parallel sizes of all servers of one role."""
-
-    gpu: str
-    split: Split
-
-    @property
-    def num_gpus(self) -> int:
-        return self.split.num_gpus
 
 
 @dataclass(frozen=True)
@@ -275,19 +265,3 @@ def _new_sizes(base: Base, role: str, split: Split) -> dict[str, int]:
     """Parallel sizes besides tp in which `split` differs from the scenario's servers of this role."""
     own = _own_split(base, role)
     return {name: size for name in SPLITS[role] if (size := getattr(split, name)) != getattr(own, name)}
-
-
-def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
-    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: name of the family. If the roles have different
-    GPUs, both are always named.
-    """
-    letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
-    numbers: Sequence[Any] = counts or ("",) * len(roles)
-    counted = [f"{number}{letter}" for number, letter in zip(numbers, letters, strict=True)]
-    parts = [f"{number} of {server.split.words}" for number, server in zip(counted, roles, strict=True)]
-    gpus = list(dict.fromkeys(server.gpu for server in roles))
-    if len(gpus) > 1:
-        return ", ".join(f"{part} on {server.gpu}" for part, server in zip(parts, roles, strict=True))
-    if len({server.split for server in roles}) == 1:
-        parts = [f"{''.join(counted)} of {roles[0].split.words}"]
-    return ", ".join(parts) + (f" on {gpus[0]}" if names_gpu else "")

@@ -13,7 +13,8 @@ from pdsim.scenario.sections.servers import DecodeSettings, PrefillSettings, Spl
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
 from pdsim.study.points.engine import Work
-from pdsim.study.space import Server, cluster, kilowatts, label_of, needs_staging, price_per_h
+from pdsim.study.servers import Server, label_of
+from pdsim.study.space import cluster, kilowatts, needs_staging, price_per_h
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.confidence import by_chance
 from pdsim.study.verdict.outcome import SATURATED, outcome_of

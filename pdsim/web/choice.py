@@ -8,7 +8,7 @@ from typing import Any
 
 from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.study.space import Server
+from pdsim.study.servers import Server
 from pdsim.study.verdict.slo import Slo
 
 MOST_INSTANCES = 16

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pdsim.metrics.explanation.stages import STAGES
 from pdsim.metrics.summary_rows import SUMMARY_ROWS
-from pdsim.show.terminal import tables
+from pdsim.show.terminal import layout, tables
 from tests.support import run, small
 
 
@@ -30,7 +30,8 @@ def printed(monkeypatch):
 
     def call(width, printer, *arguments):
         out = StringIO()
-        monkeypatch.setattr(tables, "new_console", lambda: Console(width=width, file=out))
+        for module in (layout, tables):
+            monkeypatch.setattr(module, "new_console", lambda: Console(width=width, file=out))
         printer(*arguments)
         lines = out.getvalue().splitlines()
         assert all(len(line) <= width for line in lines)

@@ -5,9 +5,9 @@ from typing import Any
 
 from pdsim.metrics.explanation.failures import failures_in
 from pdsim.metrics.summary_rows import SummaryRow, counted, percentage, ranges_of, signed
+from pdsim.show.terminal.layout import new_console
 from pdsim.show.terminal.run import cluster_text, key_rows, load_text, print_numbers, stage_text, value_text
 from pdsim.show.terminal.screen import print_headline, print_sentence, screen_table
-from pdsim.show.terminal.tables import new_console
 from pdsim.study.repetition import Change, ComparedRun, change, value_in
 from pdsim.study.verdict.cold import cold_wave
 from pdsim.study.verdict.confidence import NOT_MEASURED

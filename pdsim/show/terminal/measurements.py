@@ -14,7 +14,7 @@ from pdsim.calibration.validate.case import ArmErrors, MetricError
 from pdsim.calibration.validate.comparison import Counts, Validation
 from pdsim.metrics.summary_rows import percentage, significant
 from pdsim.scenario.sections.fields import DURATION
-from pdsim.show.terminal.tables import new_console, new_table, print_first_that_fits
+from pdsim.show.terminal.layout import new_console, new_table, print_first_that_fits
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from pdsim.formats.pages import QUANTITIES
 from pdsim.metrics.summary_rows import SUMMARY_ROWS, percentage
-from pdsim.show.terminal.tables import new_console, new_table
+from pdsim.show.terminal.layout import new_console, new_table
 
 _TITLES = {
     **{name: quantity.what for name, quantity in QUANTITIES.items() if not name.endswith(("_sum", "_count"))},

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from pdsim.metrics.run_folder import SCENARIO
+from pdsim.show.terminal.layout import new_console
 from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
-from pdsim.show.terminal.tables import new_console
 from pdsim.study.planning.plan import Plan
 from pdsim.study.planning.screen import Screen
 

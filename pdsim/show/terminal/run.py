@@ -19,10 +19,10 @@ from pdsim.metrics.summary_rows import (
     time_text,
 )
 from pdsim.scenario.schema import Scenario
+from pdsim.show.terminal.layout import new_console
 from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
-from pdsim.show.terminal.tables import new_console, print_stages, print_summaries
 from pdsim.study.measurement import Measurement, measurement, sizes_of
-from pdsim.study.space import Server, label_of
+from pdsim.study.servers import Server, label_of
 from pdsim.study.verdict.confidence import Examined, confidence_in_numbers, limit_rows
 from pdsim.workload.client import ClosedLoop
 
@@ -94,6 +94,8 @@ def print_run(
         print_sentence(console, f"{note[0].upper()}{note[1:]}.")
     console.print()
     if details:
+        from pdsim.show.terminal.tables import print_stages, print_summaries  # noqa: PLC0415  few ask for them
+
         print_summaries({name: summary})
         print_stages({name: records})
     for line in _next(explain, details=details):

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from pdsim.show.terminal.tables import new_table
+from pdsim.show.terminal.layout import new_table
 from pdsim.study.measurement import Measurement
 from pdsim.study.verdict.confidence import Confidence
 

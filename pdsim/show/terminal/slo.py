@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pdsim.show.terminal.tables import new_console, new_table
+from pdsim.show.terminal.layout import new_console, new_table
 from pdsim.study.verdict.readings import Reading
 
 

@@ -8,9 +8,10 @@ from rich.table import Table
 
 from pdsim.metrics.summary import STATISTICS
 from pdsim.metrics.summary_rows import counted
+from pdsim.show.terminal.layout import new_console, new_table, print_first_that_fits
 from pdsim.show.terminal.run import is_of_kernels
 from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
-from pdsim.show.terminal.tables import new_console, new_table, print_first_that_fits, print_ranges
+from pdsim.show.terminal.tables import print_ranges
 from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.study.points.estimate import Estimate
 from pdsim.study.points.result import PointResult, SweepResult

@@ -1,13 +1,10 @@
 """Prints tables of runs. Columns that do not fit the terminal are left out in a fixed order; texts are never cut."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from os import environ
 from textwrap import fill, wrap
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from pdsim.metrics.explanation.explain import PARTS, StageTimes, finished, stage_times
@@ -32,14 +29,11 @@ from pdsim.metrics.summary_rows import (
     time_text,
     unit_of,
 )
+from pdsim.show.terminal.layout import fits, folded, new_console, new_table, print_first_that_fits
 from pdsim.sim.uncertainty.noise import JITTERS
 from pdsim.sim.uncertainty.sensitivity import MEASURES, Sensitivity, limits
 from pdsim.system.catalog import load_gpu, load_model, names
 
-_WIDTH = 180
-"""Width in characters if the output goes to no terminal and COLUMNS is not set. All columns fit into it."""
-_LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
-"""Columns of words besides the first. Words are aligned left."""
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
 """Arrivals count as a burst if their rate is at least this many times the usual rate."""
@@ -66,7 +60,7 @@ def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]
     interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}
     table = new_table("", "")
     for i, name in enumerate(shown):
-        table.add_column(_folded(name), justify="right", vertical="bottom")
+        table.add_column(folded(name), justify="right", vertical="bottom")
         if i:
             table.add_column("", justify="right")
     if interval:
@@ -131,7 +125,7 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
         for row in shown:
             made.add_column("\n".join(row.cells(ends[row.field])[0].rsplit(" ", 1)), justify="right")
         for name, found in known.items():
-            made.add_row(_folded(name), *(range_text(row, found, *ends[row.field]) for row in shown))
+            made.add_row(folded(name), *(range_text(row, found, *ends[row.field]) for row in shown))
         return made
 
     sizes = [[row.field for row in rows], *(HEADLINES[:count] for count in range(len(HEADLINES), 0, -1))]
@@ -186,7 +180,7 @@ def _stages(
     table = new_table("where the time goes", "stage", "")
     for name in by_run:
         for i, column in enumerate(columns):
-            head = f"{_folded(name)}\n{column}" if named and i == 0 else column
+            head = f"{folded(name)}\n{column}" if named and i == 0 else column
             table.add_column(head, justify="right", vertical="bottom")
     if explained:
         table.add_column("what happens", vertical="bottom")
@@ -220,7 +214,7 @@ def print_usage(runs: Mapping[str, Records]) -> None:
         made = new_table("how busy each instance is while the cluster is loaded", "instance", *columns)
         for name, instances in by_run.items():
             if len(runs) > 1:
-                made.add_row(f"[bold]{_folded(name)}[/bold]")
+                made.add_row(f"[bold]{folded(name)}[/bold]")
             for use in instances:
                 shown = (USAGE_COLUMNS[column] for column in columns)
                 made.add_row(use.instance_id, *(format(number(use), form) for form, number in shown))
@@ -413,34 +407,3 @@ def print_catalog() -> None:
         rates = (f"{g.memory_bytes / 1e9:.1f}", f"{g.memory_bandwidth / 1e12:.2f}", flops)
         gpus.add_row(name, *rates, f"{g.nvlink_bandwidth / 1e9:.0f}", f"{g.nic_bandwidth / 1e9:.0f}")
     new_console().print(gpus)
-
-
-def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 or column in _LEFT else "right", vertical="bottom")
-    return table
-
-
-def _folded(name: str) -> str:
-    """A long name, broken into lines at hyphens."""
-    return "\n".join(wrap(name, 16))
-
-
-def print_first_that_fits(variants: Iterable[Sequence[Table]]) -> None:
-    """Prints the tables of the first variant that fits the terminal. If no variant fits: those of the last."""
-    console = new_console()
-    for tables in variants:
-        if all(fits(console, table) for table in tables):
-            break
-    for table in tables:
-        console.print(table)
-
-
-def fits(console: Console, table: Table) -> bool:
-    return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
-
-
-def new_console() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)

@@ -18,7 +18,8 @@ from pdsim.study.planning.plan import Plan, Row
 from pdsim.study.planning.screen import money, priced
 from pdsim.study.planning.search import Tries, cheapest, headroom, of_both_kinds, search
 from pdsim.study.planning.watch import Watch
-from pdsim.study.space import CandidateCluster, Server, Space, with_other_settings
+from pdsim.study.servers import Server
+from pdsim.study.space import CandidateCluster, Space, with_other_settings
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 

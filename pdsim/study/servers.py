@@ -1,0 +1,33 @@
+"""The servers of a cluster, and the name that they give it."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pdsim.scenario.sections.servers import Split
+
+
+class Server(NamedTuple):
+    """GPU and parallel sizes of all servers of one role."""
+
+    gpu: str
+    split: Split
+
+    @property
+    def num_gpus(self) -> int:
+        return self.split.num_gpus
+
+
+def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
+    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: name of the family. If the roles have different
+    GPUs, both are always named.
+    """
+    letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
+    numbers: Sequence[Any] = counts or ("",) * len(roles)
+    counted = [f"{number}{letter}" for number, letter in zip(numbers, letters, strict=True)]
+    parts = [f"{number} of {server.split.words}" for number, server in zip(counted, roles, strict=True)]
+    gpus = list(dict.fromkeys(server.gpu for server in roles))
+    if len(gpus) > 1:
+        return ", ".join(f"{part} on {server.gpu}" for part, server in zip(parts, roles, strict=True))
+    if len({server.split for server in roles}) == 1:
+        parts = [f"{''.join(counted)} of {roles[0].split.words}"]
+    return ", ".join(parts) + (f" on {gpus[0]}" if names_gpu else "")
