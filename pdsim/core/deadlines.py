@@ -64,8 +64,8 @@ class Deadlines:
 
 
 class LateRequests:
-    """Requests that ended at this instance, or that never arrived, each with the reason. Messages about these requests
-    may still arrive.
+    """Requests that ended at an instance, or that never arrived there, each with the reason. Messages about these
+    requests may still arrive.
     """
 
     def __init__(self) -> None:

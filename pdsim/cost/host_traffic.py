@@ -34,8 +34,9 @@ class HostMoves:
     fixed_ns: float
     """Fixed time in ns of the exchanges of all layers."""
     reduced_bytes: float
-    """Bytes per token of the instance that the all-reduces of all layers send through one NIC. They receive as many
-    bytes."""
+    """Bytes per token of the instance that the all-reduces of all layers send through one NIC. Each NIC receives as
+    many bytes.
+    """
     exchanged_bytes: float
     """Bytes per token of the instance that all layers send to experts through one NIC, including the results."""
     bandwidth: float

@@ -97,11 +97,15 @@ class RankSums:
         self._all_reduces = all_reduces
 
     def prefill_ns(self, num_tokens: float) -> float:
-        """Time in ns of all layers in a forward with prompts. num_tokens: mean number of tokens of a rank."""
+        """Time in ns for giving tokens to experts and summing results, over all layers of a forward with prompts.
+        num_tokens: mean number of tokens of a rank.
+        """
         if not self._sums_prompts:
             return self.decode_ns(num_tokens)
         return self._num_calls * self._all_reduces.ns(num_tokens * self._dp)
 
     def decode_ns(self, num_tokens: float) -> float:
-        """Time in ns of all layers in a decode step. num_tokens: mean number of tokens of a rank."""
+        """Time in ns for giving tokens to experts and summing results, over all layers of a decode step. num_tokens:
+        mean number of tokens of a rank.
+        """
         return self._num_calls * self._all_reduces.half_ns(num_tokens * self._dp)

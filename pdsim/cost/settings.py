@@ -216,7 +216,7 @@ _NO_TERMS = {
     "prefill_slowdown",
     "prefill_slowdown_memory_ns",
 }
-"""Fields of Affine that are not times of work."""
+"""Fields of Affine that are not coefficients of a step's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +270,9 @@ class Affine:
     decode_weights_ns: float = 0
     """Time of a decode step for reading weights. Computing with the weights overlaps with reading them."""
     decode_matrices_per_request_ns: float = 0
-    """Time of a decode step for computing one request with the weights. Only the sum that exceeds decode_weights
-    counts."""
+    """Time of a decode step for computing one request with the weights. Only the part of the batch's sum that exceeds
+    decode_weights counts.
+    """
     decode_per_request_ns: float = 0
     """Further time of a decode step for each request, in addition to decode_matrices_per_request."""
     decode_per_context_token_ns: float = 0

@@ -28,7 +28,7 @@ _FULL_QUEUE_TOKENS = 4_194_304
 
 @dataclass
 class _Sessions(BoundSessions):
-    """Scores for the instance of a session."""
+    """Remembers the instance of each session, and gives this instance the highest score."""
 
     turn: int = 0
     looked_ns: int = 0

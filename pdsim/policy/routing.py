@@ -142,7 +142,9 @@ class PrefixBased:
     """
 
     non_cached_tokens: int
-    """Minimum number of uncached tokens of a prompt for prefill. 0: decode computes all prompts."""
+    """Minimum number of uncached tokens of a prompt that a prefill instance computes. 0: decode computes all
+    prompts.
+    """
 
     def __post_init__(self) -> None:
         if self.non_cached_tokens < 0:

@@ -273,7 +273,9 @@ class Layout:
 
     @property
     def state_blocks(self) -> StateBlocks:
-        """Number and padding of blocks of vLLM's pool for a state. Only for models with layers of linear attention."""
+        """How vLLM divides its pool of blocks between KV and states. Only for models with layers of linear
+        attention.
+        """
         assert self.model.state is not None
         return state_blocks(self.num_kv_layers, self.model.state.num_layers)
 

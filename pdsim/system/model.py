@@ -45,8 +45,9 @@ class GroupedQueryAttention:
     window."""
     window_tokens: int = 0
     has_window_pool: bool = True
-    """False: SGLang keeps and sends all KV of layers with a window (0.5.23, configs/model_config.py:2651,
-    is_hybrid_swa_model)."""
+    """True: SGLang has a pool of its own for layers with a window, and keeps and sends only KV of the window. False: it
+    keeps and sends all KV of these layers (0.5.23, configs/model_config.py:2651, is_hybrid_swa_model).
+    """
     value_dim: int | None = None
     """Width of a value head. None: head_dim."""
     num_window_kv_heads: int | None = None
@@ -128,8 +129,9 @@ class LatentAttention:
     """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: a token
     attends to all."""
     compress_ratios: dict[int, int] | None = None
-    """Number of layers for each number of tokens per stored latent (DeepSeek V4). None: every layer stores a latent for
-    each token."""
+    """Number of layers, by the number of tokens for which these layers store one latent (DeepSeek V4). None: every
+    layer stores a latent for each token.
+    """
     num_window_layers: int = 0
     """Number of layers that keep the latents of the last kept_window_tokens tokens in addition to compressed latents
     (DeepSeek V4)."""

@@ -58,8 +58,8 @@ class StateRule:
     cache."""
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
-        """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together. One
-        further slot of each kind is padding.
+        """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together. The
+        bytes include padding: one further slot, and the drafts of one further request.
         """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running

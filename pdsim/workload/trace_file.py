@@ -270,8 +270,8 @@ def _first_line(file: IO[str]) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """True if the line is a complete JSON object, so that further lines may have further objects. A truncated line
-    counts as complete.
+    """True if the line is a complete JSON object, so that the file may be JSON lines. A truncated line counts as
+    complete.
     """
     if not line.startswith("{"):
         return False

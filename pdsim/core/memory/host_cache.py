@@ -26,8 +26,9 @@ LEAST_TOKENS = 10
 (SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
 _NEVER = 1 << 62
 _INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
-"""Number of inserts after which a node is written to host memory, for each write policy (same file,
-write_through_threshold)."""
+"""Number of inserts after which a node is written to host memory, for each write policy (SGLang 0.5.12,
+hiradix_cache.py, write_through_threshold).
+"""
 
 
 PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
@@ -374,6 +375,6 @@ class Prefetcher:
             self._host.take(prefetch.prompt, prefetch.end, prefetch.pages[: prefetch.num_read])
 
     def _free(self, prefetch: Prefetch, num_pages: int) -> None:
-        """Frees a prefetch's pages after its first num_pages."""
+        """Frees all pages of a prefetch except the first num_pages."""
         self._host.pool.free(prefetch.pages[num_pages:])
         prefetch.pages = prefetch.pages[:num_pages]

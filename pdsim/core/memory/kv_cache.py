@@ -150,7 +150,7 @@ class KvCache:
         return True
 
     def begin_step(self) -> None:
-        """Called before an instance chooses a step."""
+        """Called before an instance chooses a step. Does nothing in this class."""
 
     def waits(self, lease: Lease) -> bool:
         """True if a newly opened lease continues from KV or state that the step being chosen will compute."""

@@ -302,8 +302,8 @@ class RadixCache:
         return self._heap[0][2].last_access if self._heap else None
 
     def _cut(self, node: Node, num_pages: int) -> None:
-        """Splits a node so that it keeps only its last num_pages pages. A new parent gets its first pages, which can be
-        evicted later.
+        """Splits a node so that it keeps only its last num_pages pages. A new parent gets the node's first pages, which
+        can be evicted later.
         """
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 

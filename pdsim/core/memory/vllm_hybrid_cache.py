@@ -152,7 +152,7 @@ class VllmHybridCache(KvCache):
     # Forwards.
 
     def begin_step(self) -> None:
-        """Called before an instance chooses a step. All earlier steps will be computed before this step runs."""
+        """Called before an instance chooses a step. States that earlier steps leave count as computed from now on."""
         self._fresh.clear()
         self.num_left_pages = 0
 

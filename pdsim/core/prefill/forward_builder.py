@@ -236,8 +236,8 @@ class ForwardBuilder(Generic[RequestT]):
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
 
     def _refresh(self) -> list[Pick] | HoldUntil | None:
-        """Every 32nd call marks the cached prefixes of waiting prompts as used, the first prompt's last. Returns the
-        policy's picks, or None on other calls.
+        """Every 32nd call marks the cached prefixes of waiting prompts as used, in reverse order of the queue. Returns
+        the policy's picks, or None on other calls.
         """
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:

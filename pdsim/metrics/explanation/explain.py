@@ -138,7 +138,9 @@ _NAMES = {
     "embedding_transfer": "embedding transfer",
     "decode_transferred": "merge wait",
 }
-"""Names of parts that are a whole stage, unless the stage has the part's name."""
+"""For some stages that are not divided: the name of the part that is the whole stage. Without an entry, the part has
+the stage's name.
+"""
 
 
 class CriticalPaths:
