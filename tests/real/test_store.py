@@ -3,8 +3,12 @@
 import asyncio
 import hashlib
 import logging
+import sys
 from collections import Counter, deque
 from functools import partial
+from socket import create_connection
+from subprocess import PIPE, Popen
+from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +26,7 @@ from pdreal.memory.storage_threads import StorageThreads
 from pdreal.memory.stored_kv import Moved, StoredKv, page_hashes
 from pdreal.rank.storage import Storage
 from pdreal.run import RealRun
-from pdreal.settings.host import LaunchError
+from pdreal.settings.host import LOOPBACK, LaunchError
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 
@@ -362,6 +366,32 @@ def test_pages_of_a_lost_store_are_computed_again(mooncake, lost, tmp_path, capl
         pages = check(*run_with_event(scenario, 38, lose, tmp_path), tmp_path)
     assert pages["prefill-0", "store"] > 0
     assert f"the store's {lost} ended (exit code -9); pages there count as missing" in caplog.text
+
+
+def test_a_store_ends_with_a_launcher_that_is_killed(mooncake):
+    script = """
+from time import sleep
+from pdreal.measure.storage import running_store
+with running_store(1 << 24) as master:
+    print(master, flush=True)
+    sleep(60)
+"""
+    with Popen([sys.executable, "-c", script], stdout=PIPE, text=True) as process:
+        port = int(process.stdout.readline().rpartition(":")[2])
+        assert listens(port)
+        process.kill()
+    until_s = monotonic() + 20
+    while listens(port):
+        assert monotonic() < until_s
+        sleep(0.05)
+
+
+def listens(port):
+    try:
+        create_connection((LOOPBACK, port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
 
 
 def test_a_store_needs_memory_of_the_host(mooncake):

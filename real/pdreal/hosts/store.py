@@ -21,6 +21,7 @@ _LOG = logging.getLogger("pdreal")
 _START_S = 60.0
 """Maximum time in s for a process of the store to start."""
 _LOOK_S = 0.02
+_TO_STDERR = 2
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl."""
 
@@ -109,6 +110,7 @@ def _be_master(address: str, port: int, metrics_port: int, ready: connection.Con
     flags += [f"-metrics_host={LOOPBACK}", f"-metrics_port={metrics_port}", "-minloglevel=3", "-logtostderr"]
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     ready.send("")
+    os.closerange(_TO_STDERR + 1, os.sysconf("SC_OPEN_MAX"))  # one of them keeps this process's parent alive
     os.execv(program, [str(program), *flags])  # noqa: S606  no shell is needed
 
 
