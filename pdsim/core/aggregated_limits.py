@@ -55,7 +55,7 @@ class AggregatedRequest(RunningRequest):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Number of tokens reserved for the request's longest output. Outputs produced before a retraction are not
+        """Number of tokens reserved for the request's maximum output. Outputs produced before a retraction are not
         subtracted.
         """
         return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)

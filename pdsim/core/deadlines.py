@@ -17,8 +17,8 @@ class Deadlines:
     """
 
     def __init__(self, owner: str, timeout_ns: int | None, name: str = "timeout") -> None:
-        """owner: instance to wake at a deadline. timeout_ns: None: requests never expire. name: name of the timeout in
-        messages.
+        """owner: instance to wake at a deadline. timeout_ns: time in ns after which a request expires; None: requests
+        never expire. name: name of the timeout in messages.
         """
         self._owner = owner
         self._timeout_ns = timeout_ns

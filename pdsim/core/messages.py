@@ -34,7 +34,7 @@ class Arrival:
     priority: int = 0
     """Requests with a higher priority are served first."""
     ignores_eos: bool = False
-    """True: the request ends only at its longest output (ignore_eos)."""
+    """True: the request ends only at its maximum number of output tokens (ignore_eos)."""
     session: int = -1
     """Session that the client names. Only some routing policies read it. -1: no session."""
     media: tuple[MediaItem, ...] = ()
@@ -59,7 +59,8 @@ class NewRequest:
     ignores_eos: bool = False
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt that encode instances are to encode. Empty: there are none, or all
-    embeddings are here."""
+    embeddings have arrived.
+    """
 
     @property
     def instance_ids(self) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ def _covering(operator: str, whole: bool, column: str) -> float:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Returns the operators of a layout. The value names the measured kernel: its data type or number of GPUs.
+    """Returns the operators of a layout, each with the name of its measured kernel: a data type or a number of GPUs.
 
     Models with latent attention have their own kernels for decode attention and for experts that one GPU holds whole.
     """

@@ -110,7 +110,7 @@ class StoredRecords:
 
 
 def requests_at(records: Records, rows: Array) -> list[RequestRecord]:
-    """Some requests of these records, in the order of the row numbers."""
+    """The records of the given rows of the table of requests, in the order of the row numbers."""
     if isinstance(records, StoredRecords):
         return records.requests_at(rows)
     return [records.requests[row] for row in rows.tolist()]

@@ -36,7 +36,9 @@ def _sequence_json(value: Any) -> Any:
 
 
 class _Objects:
-    """Objects of a block, with their numbers by id. They stay alive as long as the calls that have them."""
+    """Objects of a block, with their numbers by id. The ids stay valid, because the block's calls keep the objects
+    alive.
+    """
 
     def __init__(self) -> None:
         self.groups: list[tuple[str, dict[str, Any]]] = []

@@ -211,7 +211,7 @@ class LevelRecord(NamedTuple):
 
 @dataclass(eq=False)
 class LevelRows:  # noqa: PLW1641  its rows change
-    """Level records as columns of integers, which take a quarter of the memory of objects. Texts are numbered.
+    """Level records as columns of integers, which take a quarter of the memory of objects. Texts are stored as numbers.
 
     A row that repeats the levels of the instance's row before is left out, because a row holds until the next.
     """

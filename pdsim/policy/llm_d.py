@@ -79,7 +79,9 @@ class LlmD:
     """Weight of a score for the instance that served the session's last request: 1 for this instance. Without such an
     instance, 1 for the instance with the fewest sessions (algorithm session_id_header)."""
     session_ttl_ns: int = 600 * _SECOND_NS
-    """Time after its last arrival after which a session is forgotten, at the next look every 30 s."""
+    """A session is forgotten if this time has passed since its last request arrived. The router looks for such sessions
+    every 30 s.
+    """
     affinity_threshold: float = 0.0
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
@@ -137,7 +139,7 @@ class LlmD:
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Returns the weighted sum of scores of each offered instance, without the score for its session."""
+        """Returns the weighted sum of scores of each offered instance, without session_affinity_scorer."""
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):

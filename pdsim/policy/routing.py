@@ -138,7 +138,7 @@ class QueueLimit:
 class PrefixBased:
     """A prefill instance computes a prompt if at least non_cached_tokens of its tokens are not cached on decode.
 
-    llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
+    This is llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
     """
 
     non_cached_tokens: int
@@ -160,7 +160,7 @@ class PrefixBased:
 class LengthAndQueue:
     """A prefill instance computes prompts with many uncached tokens, unless too many prompts wait on prefill.
 
-    Dynamo's PyDisaggregatedRouter (examples/llm/components/disagg_router.py).
+    This is the rule of Dynamo's PyDisaggregatedRouter (examples/llm/components/disagg_router.py).
     """
 
     max_local_prefill_length: int = 1000

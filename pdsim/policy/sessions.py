@@ -19,7 +19,7 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
 _LOOK_NS = 60 * _SECOND_NS
-"""Least time between two looks of vLLM's router for old sessions (SWEEP_INTERVAL_SECS)."""
+"""Minimum time in ns between two searches of vLLM's router for old sessions (SWEEP_INTERVAL_SECS)."""
 
 
 @dataclass
@@ -106,8 +106,10 @@ class StickyLeastLoaded:
     """
 
     session_expiration_ns: int = 7200 * _SECOND_NS
-    """Time after its last arrival after which a session is forgotten (VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S). The
-    router looks for such sessions when a request arrives and 60 s have passed since the last look."""
+    """A session is forgotten if this time has passed since its last request arrived
+    (VLLM_ROUTER_SLL_SESSION_EXPIRATION_IN_S). The router looks for such sessions when a request arrives, at most every
+    60 s.
+    """
     seed: int = 0
     """Seed of the random choices."""
     reads_sessions: ClassVar[bool] = True
@@ -154,7 +156,7 @@ class Manual:
     because the gateway looks for routing keys of streams in answers (routers/http/pd_router.rs,
     create_streaming_response). Ties are broken at random."""
     max_idle_ns: int = 4 * 3600 * _SECOND_NS
-    """Time after its last arrival after which a session is forgotten. 0: never."""
+    """A session is forgotten if this time has passed since its last request arrived. 0: never."""
     eviction_interval_ns: int = 60 * _SECOND_NS
     """Interval at which the router looks for sessions to forget. 0: never."""
     seed: int = 0

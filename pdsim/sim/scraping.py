@@ -15,8 +15,8 @@ class Scraping:
         levels: Callable[[], dict[str, Levels] | None],
         send: Callable[[m.MetricsSeen], None],
     ) -> None:
-        """interval_ns: 0: no metrics are read. levels: function that returns the levels of living instances by id;
-        None: the run has ended.
+        """interval_ns: time in ns between two readings; 0: no metrics are read. levels: function that returns the
+        levels of living instances by id; None: the run has ended.
         """
         self._timeline = timeline
         self._interval_ns = interval_ns

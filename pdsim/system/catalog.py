@@ -163,7 +163,7 @@ def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
 
 
 def borrow(entries: Mapping[str, str]) -> None:
-    """Adds entries of another process that are missing here. entries: texts by path in a catalog."""
+    """Adds entries of another process that are missing in this process. entries: texts by path in a catalog."""
     missing = {place: text for place, text in entries.items() if not any((one / place).is_file() for one in folders())}
     if missing and missing.items() - _borrowed.items():
         folder = Path(mkdtemp(prefix="pdsim-catalog-"))

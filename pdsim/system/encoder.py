@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _ELEMENT_BYTES = 2
-"""Encoders compute and send bf16 (SGLang 0.5.23, disaggregation/encoder/server.py:654: the type of the weights)."""
+"""Bytes of one element of weights and embeddings. Encoders compute and send bf16 (SGLang 0.5.23,
+disaggregation/encoder/server.py:654: the type of the weights).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class AudioEncoder:
     """Each clip has at least this number of positions, because shorter clips are padded (Qwen2-Audio: 30 s; SGLang
     0.5.23, disaggregation/encoder/preprocessor.py:248)."""
     window_positions: int
-    """A position attends to the positions of its window of this size."""
+    """Number of positions in a window. A position attends only to the positions of its own window."""
     projection_sizes: tuple[int, ...]
     """Widths of the layers that project a token, the last of them the width of an embedding."""
 

@@ -42,8 +42,9 @@ class GroupedRouting:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta:
-    """Gated delta nets, in all layers but each attention_interval-th, and Qwen3.5's other differences from Qwen3: gates
-    on the outputs of attention, heads that are rotated in part, and norms whose weights are differences from one.
+    """Details of Qwen3.5: gated delta nets in all layers except every attention_interval-th, and its other differences
+    from Qwen3: gates on the outputs of attention, heads that are rotated in part, and norms whose weights are
+    differences from one.
     """
 
     num_key_heads: int
@@ -99,4 +100,6 @@ class LlamaArchitecture:
     """Indices of the layers that attend only to the last attention.window_tokens tokens. The first layer has index
     0."""
     delta: GatedDelta | None = None
-    """Layers of linear attention, and what else differs in a model that has them. None: all layers have attention."""
+    """Layers of linear attention, and the other details of a model with such layers. None: all layers have
+    attention.
+    """

@@ -158,7 +158,7 @@ class TextBlocks:
 
 
 class NotASessionError(ValueError):
-    """Raised if requests depend on each other in another way than the turns of a session."""
+    """Raised if requests wait for each other in another way than the turns of one session do."""
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -82,8 +82,8 @@ class Streams:
         self._seed = seed
 
     def named(self, name: str) -> Random:
-        """Returns the generator for this purpose. Its seed is made from text, so that it is equal in every process,
-        unlike with hash().
+        """Returns the generator for the purpose `name`. The seed is made from the name's text, so the generator is
+        equal in every process.
         """
         return Random(f"{self._seed}/{name}")
 

@@ -86,7 +86,7 @@ class RowTrace(TimedTrace):
 
 _DYNAMO_REQUEST = "request_end"
 _FORMATS = ("ContextTokens", "Request tokens")
-"""Fields of formats with unusual names. Their names are not changed."""
+"""Field names by which some formats are recognised. In their files, no field is renamed."""
 
 
 def rows_of(path: Path) -> Iterator[Line]:

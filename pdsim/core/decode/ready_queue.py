@@ -1,8 +1,8 @@
 """Requests of a decode instance that wait for a place in the batch. Their KV is complete.
 
-Requests leave in the order in which they became ready. The highest priority goes first, as in SGLang's
-get_new_prebuilt_batch. A resumed request keeps its first rank, or gets a new rank at its retraction
-(EngineRules.keeps_ranks).
+Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch; requests of equal priority leave in
+the order in which they became ready. A resumed request keeps its first rank in this order, or gets a new rank at its
+retraction (EngineRules.keeps_ranks).
 """
 
 from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Calls into instances: recorded, as text, as JSON, and replayed."""
+"""Records calls into instances, writes them as JSON text, reads them, and replays them."""

@@ -84,7 +84,7 @@ class PrefetchQueue:
         self._read_on()
 
     def _look_up(self) -> None:
-        """Begins the next lookup. Ends stopped prefetches before it."""
+        """Begins the next lookup. Ends stopped prefetches that are queued before it."""
         while self._lookups:
             reading = self._lookups[0]
             if not reading.is_stopped:
@@ -93,7 +93,7 @@ class PrefetchQueue:
             self._end(self._lookups.popleft())
 
     def _read_on(self) -> None:
-        """Begins the next read. Ends prefetches before it that are stopped, or whose pages are read or lost."""
+        """Begins the next read. Ends queued prefetches before it that are stopped, or whose pages are read or lost."""
         while self._reads:
             reading = self._reads[0]
             num_pages = min(BATCH_PAGES, reading.num_found - reading.num_read)

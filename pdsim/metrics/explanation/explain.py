@@ -145,7 +145,7 @@ the stage's name.
 
 class CriticalPaths:
     """Critical paths of the finished requests of a run: how long each request waited for which resource or message. If
-    the run did not record levels, waiting for admission counts as handshake.
+    the run did not record levels, waiting for admission counts for the part `handshake`.
     """
 
     def __init__(self, records: Records) -> None:

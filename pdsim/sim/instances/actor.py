@@ -75,7 +75,9 @@ class Host:
         self.at(self.free_ns, callback, payload, order)
 
     def at(self, due_ns: int, callback: Callback, payload: Any, order: EventPriority) -> None:
-        """Schedules a callback at due_ns on the host's clock."""
+        """Schedules a callback at due_ns on the host's clock. payload: argument of the callback. order: priority among
+        events of one instant.
+        """
         waiting = Waiting(due_ns, callback, payload, order)
         self._waiting.append(waiting)
         self._set_alarm(waiting)

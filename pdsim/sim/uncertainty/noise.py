@@ -1,7 +1,7 @@
 """Measures the noise of a run's numbers: simulates the same requests with slightly faster and slower messages.
 
-Routers read loads, and requests narrowly miss a batch, so one microsecond changes the order of events. A difference
-between two runs that is within this noise is not evidence of an effect.
+Because routers read loads, and requests may narrowly miss a batch, one microsecond can change the order of events. A
+difference between two runs that is within this noise is not evidence of an effect.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
