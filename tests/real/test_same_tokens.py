@@ -4,6 +4,7 @@ import pytest
 from pdreal.control.logbook import read_journal, read_records
 from pdreal.settings.options import Options
 
+from pdsim import simulate
 from pdsim.core.journal.replay import replay
 from pdsim.scenario.building.machines import state_machines
 from pdsim.system.catalog import load_model
@@ -158,9 +159,17 @@ def check(changes, logs, num_requests=clusters.DEFAULT["workload"]["num_requests
     return records
 
 
+def num_verifications(records):
+    """Of a request in a step. The number depends on how many drafts each step accepts, and not on the batches."""
+    return sum(step.num_requests for step in records.steps if step.kind == "decode")
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_tokens_are_those_of_one_process(path, tmp_path):
     records = check(PATHS[path], tmp_path)
+    if "drafts" in path:
+        simulated = simulate(clusters.scenario(**PATHS[path])).records
+        assert num_verifications(records) == num_verifications(simulated)
     if "retractions" in path:
         assert any(request.num_retractions for request in records.requests)
     if path.startswith("host memory"):
