@@ -16,7 +16,7 @@ from pdsim.core.messages import Finished
 from pdsim.core.routing.router import Router
 from pdsim.inputs import shown
 from pdsim.metrics.journal_blocks import entries_in, to_block
-from pdsim.metrics.run_folder import JOURNAL, SUMMARY, read_summary
+from pdsim.metrics.run_folder import JOURNAL, SCENARIO, SUMMARY, read_summary
 from pdsim.metrics.tables import RunFolderError
 
 _ENTRIES_AT_ONCE = 1024
@@ -101,6 +101,11 @@ def read_journal(folder: Path) -> Iterator[Entry]:
                 proof.add(line.encode(), len(entries))
                 num_finished += sum([_is_end(entry) for entry in entries])
                 yield from entries
+    except KeyError as unknown:
+        raise RunFolderError(
+            f"{path}: damaged, or written by another version of pdsim, whose messages differ: {unknown}; run "
+            f"{folder / SCENARIO} again"
+        ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as broken:
         raise RunFolderError(f"{path}: damaged, or cut short: {broken}") from None
     if num_finished < summary["completed"]:

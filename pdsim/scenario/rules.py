@@ -300,7 +300,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
         "elastic": scenario.elastic is not None,
     }
     of_stages = {
-        "prefill.optimistic_attempts": bool(prefill.optimistic_attempts),
+        "prefill.optimistic_attempts": (prefill.optimistic_attempts or 0) > (scenario.engine == "vllm"),
         "decode.allocation prefill_complete": scenario.engine == "sglang" and decode.allocation == "prefill_complete",
         "prefill.cp": prefill.cp > 1,
         "decode.speculative_draft_layers": scenario.num_draft_layers > 0,

@@ -11,7 +11,9 @@ from pdreal.clients import Clients
 from pdreal.control.requests import NO_DRAFTS, Drafted
 from pdreal.hosts.processes import STOP_SIGNALS
 from pdreal.launcher import Launcher
-from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin, read_outputs
+from pdreal.reference import read_reference
+from pdreal.run_folder import finished_run, keep_run, logbooks, note_begin
+from pdreal.settings.model import model_config
 from pdreal.settings.options import Options
 from pdreal.settings.scenario import real_scenario
 from pdsim.cli.finished import FinishedRun, progress_over
@@ -58,7 +60,8 @@ def run_scenario(
     """
     with named(path):
         scenario, requests = real_scenario(load_scenario(path, changes), options)
-    expected = {} if reference is None else read_outputs(reference)
+    vocab_size = model_config(options, scenario.model).vocab_size
+    expected = {} if reference is None else read_reference(reference, requests, vocab_size)
     with logbooks(out) as logs, progress_over(scenario.name, len(requests), quiet=quiet) as advance:
         if out is not None:
             note_begin(logs, scenario, options, len(requests))

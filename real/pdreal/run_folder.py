@@ -14,13 +14,10 @@ from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.settings.host import LaunchError
 from pdreal.settings.options import Options
 from pdsim.cli.finished import ALL_KEPT, FinishedRun, write_run, write_scenario
-from pdsim.core.routing.router import request_of
-from pdsim.core.sequence import TokenIds
 from pdsim.files import own_lock, remove_own, write_whole
 from pdsim.inputs import InputError, read_json
 from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.journal_file import journal_writer
-from pdsim.metrics.journal_file import read_journal as read_kept_journal
 from pdsim.metrics.run_folder import ABOUT, LOG_FILES, LOGS, SCENARIO, run_replaced
 from pdsim.metrics.summary import host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import RunFolderError
@@ -101,18 +98,6 @@ def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: boo
         if steps := read_counted_steps(logs):
             write_counts(folder, steps)
     remove_own(logs, LOG_FILES)
-
-
-def read_outputs(run: Path) -> dict[int, list[int]]:
-    """Returns the output tokens of each request of a real run, by request id. Raises RunFolderError."""
-    outputs: dict[int, list[int]] = {}
-    for entry in read_kept_journal(run):
-        if entry.call == "on_step_done":
-            for request_id, output in entry.args[1].ended:
-                if not isinstance(output, TokenIds):
-                    raise RunFolderError(f"{run}: a simulated run, whose outputs have no tokens; give a run of pdreal")
-                outputs[request_of(request_id)] = output.ids()
-    return outputs
 
 
 def recover(out: Path) -> FinishedRun:

@@ -9,6 +9,7 @@ import pytest
 from pdsim.cli import main
 from pdsim.metrics.explanation.relief import AGGREGATED_RELIEF
 from pdsim.metrics.explanation.relief import RELIEF as RELIEF_FIELDS
+from pdsim.scenario.sections.encoding import EncodeSettings
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
 from pdsim.scenario.sections.servers import (
     AggregatedSettings,
@@ -146,6 +147,7 @@ SECTIONS = {
     "network": NetworkSettings,
     "staging": StagingSettings,
     "storage": StorageSettings,
+    "encode": EncodeSettings,
 }
 
 

@@ -13,6 +13,7 @@ from pdsim.core.messages import DecodeStep, PrefillStep, Wait
 from pdsim.cost.step_times import pipeline_times
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.rules import RULES
 from pdsim.scenario.schema import Scenario
 from pdsim.system.catalog import load_model
 from tests.strategies import aggregated_scenarios, fault_schedules, scenarios, vllm_aggregated_scenarios
@@ -33,6 +34,13 @@ ENGINES = ("sglang", "vllm")
 STEP_NS = 10 * MILLISECOND
 STAGES = [1, 2, 4, 7]
 """Numbers of stages among which the 28 layers of the model divide evenly."""
+
+
+def test_a_resolved_scenario_of_vllm_with_stages_is_accepted_again():
+    """vLLM computes prompts before decode has pages, which SGLang cannot do with stages."""
+    scenario = resolve(small(request(0, 9, 9), engine="vllm", prefill__pp=2, decode__admission="free_pages"))
+    assert scenario.prefill.optimistic_attempts == 1
+    assert not any(wrong(scenario) for wrong in RULES)
 
 
 @st.composite

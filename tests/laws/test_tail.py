@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.metrics.explanation.explain import CriticalPaths
 from pdsim.metrics.explanation.stages import stage_spans
 from pdsim.metrics.explanation.tail import METRICS, part_times_ms, tail
@@ -124,6 +125,27 @@ def test_a_slow_link(tokens, cause):
     group = only_group(small(*requests, network__bandwidth="11 MB/s"), percent=1.0)
     assert (group.cause, group.resource, group.example) == (cause, "link", 30)
     assert group.instances == {"prefill-0 -> decode-0": 1}
+
+
+@pytest.mark.parametrize(
+    ("num_images", "factor", "transport", "group"),
+    [
+        (1, 1, "mooncake-rdma", ("encoding of its images or audio", "encoding")),
+        (1, 0.01, "zmq-tcp", ("transfer of its embeddings", "embedding link")),
+        (9, 1, "mooncake-rdma", ("queued for encoding behind others", "encoding")),
+    ],
+)
+def test_images_that_an_encode_instance_encodes(num_images, factor, transport, group):
+    """Nine requests with images arrive at the same time."""
+    specs = [request(i, 1000, 5, arrival_ns=i * 5 * SECOND) for i in range(10)]
+    specs += [request(10 + i, 1000, 5, arrival_ns=60 * SECOND + i) for i in range(num_images)]
+    specs[10:] = [spec._replace(media=(MediaItem(0, 1000, spec.request_id),)) for spec in specs[10:]]
+    encode = {"gpu": "l40s", "max_batch_size": 1, "transport": transport}
+    times = {"use": "affine", "prefill_per_token": "1 us", "decode_base": "10 ms"}
+    cost = {"prefill": times, "decode": times, "encode_factor": factor}
+    scenario = small(*specs, model="qwen3-vl-8b", encode=encode, cost=cost)
+    found = only_group(scenario)
+    assert (found.cause, found.resource) == group
 
 
 def test_its_own_long_prompt():

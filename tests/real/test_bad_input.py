@@ -1,5 +1,6 @@
 """Scenarios that pdreal refuses: one message, exit code 2, and no process is started."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,15 @@ pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 torch = pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
+from pdreal.clients import Tokens
+from pdreal.reference import read_reference
+
+from pdsim.core.journal.calls import Entry
+from pdsim.core.messages import Arrival, DecodeStep, StepResult
+from pdsim.core.sequence import Spans, TokenIds
+from pdsim.metrics.journal_file import journal_writer
+from pdsim.metrics.tables import RunFolderError
+from tests.support import request
 
 MATRIX = Path(__file__).parents[2] / "experiments" / "validation-cpu"
 SCENARIO = """\
@@ -99,3 +109,29 @@ def test_a_tokenizer_is_written_again(tmp_path):
         with pytest.raises(SystemExit) as stop:
             main(["tokenizer", str(tmp_path / "new")])
         assert not stop.value.code
+
+
+KEPT = {"completed": 0, "duration": 1, "total_input_tokens": 0, "total_output_tokens": 0, "pdsim": {}}
+
+
+@pytest.mark.parametrize(
+    ("requests", "says"),
+    [
+        ([request(0, 9, 4)], "request 0 has 9 prompt tokens, but 16 there"),
+        ([request(0, Spans.of(7, 16), 4)], "request 0 has another prompt there"),
+        ([request(0, 16, 6)], "request 0 has 6 output tokens, but 4 there"),
+        ([request(0, 16, 4), request(1, 16, 4)], "request 1 is missing there"),
+    ],
+)
+def test_a_reference_that_had_other_requests(tmp_path, requests, says):
+    first = request(0, 16, 4)
+    arrival = Arrival(0, Tokens(300).ids(first.prompt), 4)
+    ended = StepResult(ended=((0, TokenIds([1, 2, 3, 4])),))
+    with journal_writer(tmp_path) as write:
+        write(Entry("router", "on_message", (arrival, 0), ()))
+        write(Entry("decode-0", "on_step_done", (DecodeStep(0, (0,), (), 1, 0, 0, 1), ended, 0), ()))
+    (tmp_path / "summary.json").write_text(json.dumps(KEPT))
+    assert read_reference(tmp_path, [first], 300) == {0: [1, 2, 3, 4]}
+    with pytest.raises(RunFolderError) as refused:
+        read_reference(tmp_path, requests, 300)
+    assert f"--reference {tmp_path}: {says}; give a complete run of the same workload" in str(refused.value)

@@ -57,6 +57,9 @@ def test_a_tree_needs_pages_for_each_branch(page_size: int, tokens: int):
         ({"algorithm": "STANDALONE", "draft_model": "qwen4"}, "qwen4"),
         ({"algorithm": "EAGLE4"}, "EAGLE"),
         ({"num_steps": 2, "accept_length": None}, "speculative_accept_length is missing"),
+        ({"num_steps": 2, "draft_tokens": 0}, "speculative_draft_tokens: .*found 0"),
+        ({"algorithm": "NGRAM", "draft_tokens": 0}, "speculative_draft_tokens: .*found 0"),
+        ({"algorithm": "EAGLE", "num_steps": 3, "eagle_topk": 4}, "speculative_draft_tokens is missing"),
     ],
 )
 def test_drafts_that_there_are_not(drafts: dict[str, object], says: str):

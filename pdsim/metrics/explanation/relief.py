@@ -18,6 +18,8 @@ RELIEF = {
     "decode host memory": "decode.host_cache",
     "host link": "GPUs with a faster host_bandwidth",
     "storage": "storage.drives, storage.client_bandwidth",
+    "encoding": "encode.instances, a faster encode.gpu",
+    "embedding link": "encode.transport",
 }
 """For each resource of a disaggregated cluster: the fields of a scenario that give more of it."""
 
@@ -30,6 +32,8 @@ AGGREGATED_RELIEF = {
     "aggregated host memory": "aggregated.host_cache",
     "host link": RELIEF["host link"],
     "storage": RELIEF["storage"],
+    "encoding": RELIEF["encoding"],
+    "embedding link": RELIEF["embedding link"],
 }
 """For each resource of an aggregated cluster: the fields of a scenario that give more of it."""
 

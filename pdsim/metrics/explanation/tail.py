@@ -254,6 +254,9 @@ class _Causes:
 _OTHER: dict[str, tuple[str, str]] = {
     "front end": ("front end", ""),
     "handshake": ("messages between router and instances", "messages"),
+    "encode queue": ("queued for encoding behind others", "encoding"),
+    "encode": ("encoding of its images or audio", "encoding"),
+    "embedding transfer": ("transfer of its embeddings", "embedding link"),
     "transfer queue": ("KV queued behind earlier transfers", "link"),
     "ring wait": ("staging ring full", "staging ring"),
     "transfer set-up": ("set-up of its transfer", "transfer set-up"),

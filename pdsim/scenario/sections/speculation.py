@@ -71,7 +71,10 @@ class SpeculativeSettings(Section):
                 "speculative_accept_length is missing: the mean number of tokens that a step gives a request"
             )
         if tokens is None and length is not None:
-            raise ValueError("speculative_accept_length needs speculative_draft_tokens or speculative_algorithm")
+            raise ValueError(
+                "speculative_draft_tokens is missing: the number of tokens that a step verifies for each request; or "
+                "give speculative_algorithm alone"
+            )
         if tokens is not None and length is not None and length > tokens:
             raise ValueError(f"speculative_accept_length {length:g} is more than the {tokens} speculative_draft_tokens")
         if (self.speculative_algorithm == "STANDALONE") != (self.speculative_draft_model is not None):
@@ -132,6 +135,8 @@ def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]
     """
     given = {name: servers.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "draft_tokens")}
     algorithm = named(servers.get("speculative_algorithm"))
+    if any(value is not None and (type(value) is not int or value < 1) for value in given.values()):
+        return dict(servers)  # which are refused
     if algorithm == "NGRAM":
         chosen = {"draft_tokens": given["draft_tokens"] or NGRAM_TOKENS}
     elif algorithm == "DSPARK":
@@ -140,7 +145,7 @@ def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]
         # SGLang asks for LlamaForCausalLM, which the catalog does not keep
         is_llama = isinstance(model, str) and model.startswith("llama-3") and algorithm != "STANDALONE"
         chosen = dict(zip(given, _LLAMA_TREE if is_llama else _CHAIN, strict=True))
-    elif isinstance(steps := given["num_steps"], int) and given["eagle_topk"] in (None, 1):
+    elif (steps := given["num_steps"]) and given["eagle_topk"] in (None, 1):
         chosen = {"draft_tokens": steps + 1}
     else:
         return dict(servers)
