@@ -12,7 +12,7 @@ from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, attended_pairs, tiled, window_pairs
 from pdsim.cost.reductions import AllReduces, LayerSums, Nccl, RankSums
 from pdsim.system.memory import Layout
-from pdsim.system.model import Experts
+from pdsim.system.model import Experts, ModelSpec
 
 if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
@@ -42,6 +42,7 @@ class RooflineModel:
         """FLOP/s of one group of GPUs. The cp groups share the tokens of prompts."""
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
+        self._activation_ns = _activation_ns(settings, layout)
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
         token_ns = 1e9 * layout.read_token_bytes / gpu.memory_bandwidth
         self._window_share = spec.attention.window_share
@@ -85,7 +86,7 @@ class RooflineModel:
         shared = num_tokens if expert_tokens is None else expert_tokens
         routed = shared * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed, num_groups) + self._attention_ns(step, num_groups)
-        work_ns += self._reductions.ns(num_tokens, num_groups)
+        work_ns += self._reductions.ns(num_tokens, num_groups) + self._activation_ns * num_tokens / num_groups
         if self._sums is not None:
             work_ns += self._sums.prefill_ns(shared)
         if self._divides:
@@ -103,6 +104,7 @@ class RooflineModel:
             "matrices": self._matrices_ns(num_tokens, routed, num_groups),
             **self._expert_terms(routed),
             "attention": self._attention_ns(step, num_groups),
+            "activations": self._activation_ns * num_tokens / num_groups,
             "all-reduce": self._reductions.ns(num_tokens, num_groups),
         }
         if self._sums is not None:
@@ -130,7 +132,9 @@ class RooflineModel:
         return 1e9 * self._spec.attention.flops_per_pair * pairs / (self._attention_flops * num_groups)
 
     def _overhead_ns(self, step: PrefillStep) -> float:
-        return self._settings.step_overhead_ns + self._settings.prompt_overhead_ns * len(step.chunks)
+        settings = self._settings
+        further_ns = settings.further_prompt_overhead_ns * (len(step.chunks) - 1)
+        return settings.step_overhead_ns + settings.prompt_overhead_ns + further_ns
 
     def decode_line(self, num_requests: int, expert_tokens: float | None = None) -> DecodeLine:
         base_ns = sum(self.decode_terms(num_requests, expert_tokens).values())
@@ -191,6 +195,29 @@ class RooflineModel:
         num_copies = (num_gpus - 1) * (1 - (1 - 1 / num_gpus) ** experts.num_active)
         rate = layout.tp * layout.gpu.nvlink_bandwidth * efficiency
         return 1e9 * 3 * layout.model.hidden_size * num_copies / rate
+
+
+def _activation_ns(settings: "Roofline", layout: Layout) -> float:
+    """Time in ns per token of the kernels between matrix products, in one group of GPUs."""
+    if settings.activation_efficiency is None:
+        return 0.0
+    bandwidth = layout.gpu.memory_bandwidth * settings.activation_efficiency
+    return 1e9 * activation_bytes(layout.model, layout.tp) / bandwidth
+
+
+def activation_bytes(spec: ModelSpec, tp: int) -> float:
+    """Bytes of activations per token that kernels between matrix products read and write on one GPU of an instance, in
+    all layers. Attention, and all that belongs to routed experts, is not included.
+
+    Two norms read and write hidden state and residual, on each GPU, in bf16. The widths of products other than the
+    hidden size are divided among the GPUs: such a product's output is read, or its input written, by a rotation or an
+    activation function. With weights narrower than bf16, each product's input is read in bf16 and written in 1 byte.
+    """
+    hidden = spec.num_layers * spec.hidden_size
+    widths = (spec.flops_per_token - spec.expert_flops_per_token) / 2 / spec.hidden_size
+    if spec.weight_dtype in {"fp8", "fp4"}:
+        return 22 * hidden + 3 * widths / tp
+    return 16 * hidden + 2 * widths / tp
 
 
 def expert_activation_bytes(width: Any, intermediate_size: Any) -> Any:

@@ -27,7 +27,12 @@ class Roofline:
     the SMs for its own KV, so that unshared KV is read at the rate kv_bandwidth.
     """
 
-    HOST_FIELDS: ClassVar = ("prefill_layer_ns", "step_overhead_ns", "prompt_overhead_ns")
+    HOST_FIELDS: ClassVar = (
+        "prefill_layer_ns",
+        "step_overhead_ns",
+        "prompt_overhead_ns",
+        "further_prompt_overhead_ns",
+    )
     """Names of the fields with host times, which `host.slowdown` scales."""
 
     matrix_efficiency: float = 0.7
@@ -36,6 +41,9 @@ class Roofline:
     matrix_tile_tokens: int = 1
     """Number of tokens in a tile of matrix products. A forward of more than four tiles takes as long as the next whole
     number of tiles."""
+    activation_efficiency: float | None = None
+    """Share of memory bandwidth that the kernels between matrix products of a prefill forward reach, which normalise,
+    rotate, activate and quantise. None: they take no time."""
     attention_efficiency: float = 0.5
     """Share of nominal bf16 FLOP/s that prefill attention reaches. aiconfigurator's context attention at 4k tokens:
     0.52 to 0.55 on H100 and H200, 0.40 on B200, 0.91 on H20."""
@@ -58,8 +66,10 @@ class Roofline:
     """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a token takes 5.39 ms, of
     which the GPU takes 5.08 ms."""
     prompt_overhead_ns: float = 4_200_000
-    """Host time of each prompt chunk of a forward. The GPU is idle during this time. Qwen3-8B on H200 under SGLang
+    """Host time of a forward's first prompt chunk. The GPU is idle during this time. Qwen3-8B on H200 under SGLang
     0.5.12, one short prompt: 16.5 ms, of which the GPU takes 12 ms."""
+    further_prompt_overhead_ns: float = 4_200_000
+    """Host time of each further prompt chunk of a forward."""
     all_reduce_ns: float = 7_000
     """Fixed time of one all-reduce. With tensor parallelism each layer has two. Measured: a graph-captured all-reduce
     of 128 bytes over two GB200."""
@@ -114,6 +124,7 @@ class Kernels:
         "latent_expert_prefill_layer_ns",
         "step_overhead_ns",
         "prompt_overhead_ns",
+        "further_prompt_overhead_ns",
     )
 
     prefill_layer_ns: float = 310_000
@@ -130,7 +141,10 @@ class Kernels:
     step_overhead_ns: float = 300_000
     """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
-    """Host time of each prompt chunk of a forward."""
+    """Host time of a forward's first prompt chunk."""
+    further_prompt_overhead_ns: float = 1_000_000
+    """Host time of each further prompt chunk of a forward, mainly of handing its KV to a transfer. Measured: SGLang
+    0.5.12 on H200 (experiments/sglang-h200)."""
     factor: float = 1
     """All times are multiplied by this factor."""
     slowness: float = 0
@@ -178,6 +192,7 @@ class Kernels:
             matrix_efficiency=share(compute, "gemm", "compute"),
             matrix_tile_tokens=tile_tokens(layout),
             memory_efficiency=share(memory, "gemm"),
+            activation_efficiency=share(memory, "gemm"),
             attention_efficiency=share(found["prefill_attention"].compute, "prefill_attention", "compute"),
             kv_bandwidth=reading,
             fp8_kv_bandwidth=reading,
@@ -194,6 +209,7 @@ class Kernels:
             decode_layer_ns=self.decode_layer_ns * host,
             step_overhead_ns=self.step_overhead_ns * host,
             prompt_overhead_ns=self.prompt_overhead_ns * host,
+            further_prompt_overhead_ns=self.further_prompt_overhead_ns * host,
         )
 
     def _factor(self, *spreads: float) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pdsim import load_scenario, simulate
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import Spread, beyond_tables, has_kernels, leaving_out, medians_of, origins, reached, spread
+from pdsim.cost.roofline import activation_bytes
 from pdsim.cost.settings import KERNELS_SPREAD, Kernels
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.sizing import resolve
@@ -27,6 +28,40 @@ def layout(model: str, gpu: str, tp: int) -> Layout:
 
 def forward(num_tokens: int) -> PrefillStep:
     return PrefillStep(0, (PrefillChunk(0, 0, num_tokens, is_last=True),))
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-8b", "llama-3.1-70b"])
+def test_activations_are_those_of_a_layers_kernels_counted_one_by_one(name, weights):
+    """Bytes per element of each kernel's inputs and outputs. The output projection is no layer's."""
+    spec = load_model(name).in_dtype(weights)
+    assert spec.llama is not None
+    hidden, inner, attention = spec.hidden_size, spec.llama.intermediate_size, spec.attention
+    queries = attention.num_query_heads * attention.head_dim
+    keys = attention.num_kv_heads * attention.head_dim
+    norms, rotation, activation = 2 * 4 * 2 * hidden, 2 * 2 * (queries + 2 * keys), 3 * 2 * inner
+    quantised = (2 + 1) * (2 * hidden + queries + inner) if weights == "fp8" else 0
+    found = activation_bytes(spec, 1) - (3 if weights == "fp8" else 2) * spec.vocab_size
+    assert found / spec.num_layers == pytest.approx(norms + rotation + activation + quantised, rel=0.08)
+
+
+@given(st.integers(1, 8192), st.sampled_from([1, 2, 4, 8]))
+def test_norms_run_on_each_gpu_and_other_activations_are_divided(num_tokens, tp):
+    terms = [
+        Kernels().model(layout("llama-3.1-70b", "h200", ranks)).prefill_terms(forward(num_tokens))["activations"]
+        for ranks in (1, tp)
+    ]
+    assert terms[0] / tp <= terms[1] <= terms[0]
+    spec = load_model("llama-3.1-70b")
+    norms = 16 * spec.hidden_size * spec.num_layers / activation_bytes(spec, 1)
+    assert terms[1] == pytest.approx(terms[0] * (norms + (1 - norms) / tp))
+
+
+def test_a_forwards_first_prompt_has_the_longest_host_time():
+    model = Kernels().model(layout("llama-3.1-8b", "h200", 1))
+    chunks = [PrefillChunk(i, 0, 4000, is_last=True) for i in range(3)]
+    one, three = (model.prefill_terms(PrefillStep(0, tuple(chunks[:n])))["overhead"] for n in (1, 3))
+    assert (one, three - one) == (4.5e6, 2e6)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def screen_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     for i, column in enumerate(columns):
         is_number = column not in _WORDS
         head = "\n".join(wrap(column, _HEAD)) if is_number else column
-        width = max((len(row[i]) for row in rows), default=0) if is_number else None
+        width = max((len(line) for row in rows for line in row[i].splitlines()), default=0) if is_number else None
         table.add_column(head, justify="right" if is_number else "left", vertical="bottom", min_width=width)
     for row in rows:
         table.add_row(*row)

@@ -106,6 +106,7 @@ class Screen:
         if chosen.repeated and chosen.outcome.is_near:
             columns.insert(3, "by chance")
             for row, band in zip(rows, [*by_chance_each(chosen.runs), ""], strict=False):
+                row[2] = row[2].replace(", ", ",\n")  # four columns do not fit a terminal otherwise
                 row.insert(3, band)
         return TextTable(columns, rows)
 
