@@ -51,6 +51,8 @@ KV_SETTINGS = {
     "router-temperature": "router_temperature",
 }
 """Settings of the policy dynamo_kv, by the frontend's option for each."""
+WITHOUT_EVENTS = "no-router-kv-events"
+"""Option of a frontend that predicts what workers have cached. Without the option KV events tell."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """First ports of KV events, which KV-aware routing needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
@@ -236,6 +238,7 @@ def _frontend_flags(scenario: Scenario, host: str) -> Flags:
     if isinstance(policy, DynamoKv):
         given = {flag: (getattr(policy, name), getattr(DynamoKv, name)) for flag, name in KV_SETTINGS.items()}
         flags += [(flag, value) for flag, (value, default) in given.items() if value != default]
+        flags += [] if policy.kv_events else [(WITHOUT_EVENTS, True)]
     if (queue := scenario.router.queue) is not None:
         flags += [(flag, getattr(queue, name)) for flag, name in QUEUE_SETTINGS.items()]
     return flags

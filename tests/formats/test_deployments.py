@@ -106,8 +106,12 @@ spec:
 @pytest.mark.parametrize(
     ("flags", "router"),
     [
-        (["--router-mode", "kv"], "dynamo_kv"),
-        (["--router-mode", "kv", "--router-temperature", "0.5"], {"use": "dynamo_kv", "router_temperature": 0.5}),
+        (["--router-mode", "kv"], {"use": "dynamo_kv", "kv_events": True}),
+        (["--router-mode", "kv", "--no-router-kv-events", ""], "dynamo_kv"),
+        (
+            ["--router-mode", "kv", "--router-temperature", "0.5"],
+            {"use": "dynamo_kv", "router_temperature": 0.5, "kv_events": True},
+        ),
         (
             ["--router-mode", "kv", "--router-host-cache-hit-weight", "0.5"],
             {"use": "dynamo_kv", "host_cache_hit_weight": 0.5, "kv_events": True},

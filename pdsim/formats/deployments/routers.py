@@ -6,7 +6,7 @@ from typing import Any
 from pdsim.formats.deployments.readers import Value
 from pdsim.inputs import finite
 from pdsim.launch.commands import THRESHOLDS
-from pdsim.launch.dynamo import KV_SETTINGS, QUEUE_ORDERS, QUEUE_SETTINGS, ROUTER_MODES
+from pdsim.launch.dynamo import KV_SETTINGS, QUEUE_ORDERS, QUEUE_SETTINGS, ROUTER_MODES, WITHOUT_EVENTS
 from pdsim.launch.gateway import MANUAL, POLICIES
 
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
@@ -27,13 +27,21 @@ def router_of(
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
-        known = {*_SILENT, "router-mode", _TTL, *({**KV_SETTINGS, **QUEUE_SETTINGS} if mode == "kv" else ())}
+        known = {
+            *_SILENT,
+            "router-mode",
+            "router-kv-events",
+            WITHOUT_EVENTS,
+            _TTL,
+            *({**KV_SETTINGS, **QUEUE_SETTINGS} if mode == "kv" else ()),
+        }
         aside = [f"--{name}" for name in flags if name not in known]
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
         names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])
         settings = _settings(flags, KV_SETTINGS)
-        events = {"kv_events": True} if "host_cache_hit_weight" in settings else {}
+        predicts = WITHOUT_EVENTS in flags or variables.get("DYN_ROUTER_USE_KV_EVENTS", "").lower() in ("false", "0")
+        events = {} if predicts or mode != "kv" else {"kv_events": True}
         found = _of_roles(names, settings | events, is_pair=is_pair)
         queue = _queue(flags) if mode == "kv" else {}
         return _with_sessions(found, names, flags.get(_TTL), is_pair=is_pair) | queue, aside
