@@ -11,6 +11,7 @@ from random import Random
 
 import torch
 from pdreal.control.tasks import DecodeBatch, PrefillBatch, PrefillInput, whole_tables
+from pdreal.memory.states import StatePool
 from pdreal.model.attention import causal_attention
 from pdreal.model.delta import convolve, inputs_of, recur
 from pdreal.model.transformer import Transformer
@@ -122,6 +123,11 @@ def load(config: ModelConfig, source=None, tp=None, device=CPU) -> Transformer:
 
 def runner(model: Transformer | None = None, num_pages: int = 256, page_size: int = 4, **options) -> ModelRunner:
     return ModelRunner(model or tiny_model(), num_pages=num_pages, page_size=page_size, **options)
+
+
+def state_pool(model: Transformer, num_slots: int) -> StatePool:
+    types = {"dtype": model.dtype, "state_dtype": torch.float32, "device": model.device}
+    return StatePool(model.config, 1, num_slots=num_slots, **types)
 
 
 def tokens(seed: int, num_tokens: int, vocab_size: int = 512) -> array:

@@ -7,13 +7,26 @@ pytest.importorskip("triton", reason="the decode path of GPUs is written in Trit
 
 from dataclasses import replace
 
-from pdreal.control.tasks import DecodeBatch, PrefillBatch, whole_tables
+from pdreal.control.tasks import DecodeBatch, PrefillBatch, StateUse, whole_tables
 from pdreal.memory.paged_kv import bits_of
 from pdreal.model import fused, operations
 from pdreal.rank.graphs import DecodeGraphs, batch_sizes
 from pdreal.settings.model import from_catalog
 
-from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, LLAMA, WINDOWS, chunk, load, runner, tokens, whole
+from tests.real.models import (
+    CPU,
+    DEEPSEEK,
+    GPU_OR_CPU,
+    HYBRID,
+    LLAMA,
+    WINDOWS,
+    chunk,
+    load,
+    runner,
+    state_pool,
+    tokens,
+    whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +53,26 @@ def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, con
         chunks = [chunk([*prompts[i], last[i]], lengths[i], lengths[i] + 1, tables[i]) for i in rows]
         assert made == r.prefill(PrefillBatch(tuple(chunks)))
     assert torch.equal(bits_of(r.kv.memory)[:, used], before)
+
+
+def test_padded_batches_over_states_make_the_same_tokens():
+    """Beside a runner without graphs; a step also leaves a state in a second slot."""
+    model = load(HYBRID, device=GPU_OR_CPU)
+    prompts = [tokens(seed, 5 + 7 * seed, HYBRID.vocab_size) for seed in range(3)]
+    tables = [[1 + 2 * i, 2 + 2 * i] for i in range(3)]
+    runners = [runner(model, page_size=16, num_pages=6, states=state_pool(model, 6)) for _ in range(2)]
+    chunks = [
+        chunk(p, 0, len(p), t)._replace(state=StateUse(0, 1 + i))
+        for i, (p, t) in enumerate(zip(prompts, tables, strict=True))
+    ]
+    last, _ = (r.prefill(PrefillBatch(tuple(chunks))) for r in runners)
+    graphs = DecodeGraphs(model, runners[0].kv, max_running_requests=4, states=runners[0].states)
+    states = ((1, 0), (2, 5), (3, 0))
+    batch = DecodeBatch(tuple(last), tuple(map(len, prompts)), whole_tables(tables), states=states)
+    assert graphs.decode(batch) == runners[1].decode(batch)
+    for ours, theirs in zip(*(r.states.planes for r in runners), strict=True):
+        torch.testing.assert_close(ours[1:], theirs[1:])
+        assert torch.equal(ours[5], ours[2])
 
 
 def close(found, expected, **tolerances):

@@ -92,7 +92,7 @@ PATHS = {
     "states, decode radix, retractions": {
         **HYBRID,
         **RETRACTIONS,
-        "decode__pool_tokens": 560,
+        "decode__pool_tokens": 352,
         "decode__radix_cache": True,
         "decode__mamba_track_interval": 16,
     },

@@ -21,9 +21,10 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
-from pdreal.control.tasks import DecodeBatch, DraftRows, PrefillBatch, PrefillInput, Work, whole_tables
+from pdreal.control.tasks import DecodeBatch, DraftRows, PrefillBatch, PrefillInput, StateUse, Work, whole_tables
 from pdreal.hosts.scratch_folder import ScratchFolder
 from pdreal.measure.rows import Call, Row, once_us, repeat_each_us, row_of
+from pdreal.memory.states import StatePool
 from pdreal.model.draft import DraftHead
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.transformer import Transformer
@@ -105,7 +106,7 @@ class Followers:
 
 class _LedRunner(ModelRunner):
     def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Instruction], None]) -> None:
-        super().__init__(model, **_with_drafter(model, sizes))
+        super().__init__(model, **_arguments(model, sizes))
         self._tell = tell
 
     def prefill(self, batch: PrefillBatch, on_layers: Callable[[int], None] | None = None) -> list[int]:
@@ -117,14 +118,18 @@ class _LedRunner(ModelRunner):
         return super().decode(batch)
 
 
-def _with_drafter(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ModelRunner, in which a drafter takes the place of `num_verified`. sizes: the arguments with
-    num_verified.
+def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of ModelRunner, in which a drafter takes the place of `num_verified` and of `num_states` the
+    states of linear attention. sizes: the arguments with both.
     """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
     if num_verified > 1:
         arguments["drafter"] = Drafter(DraftHead(model), num_verified, arguments["max_running_requests"])
+    num_slots = arguments.pop("num_states", 0)
+    if model.config.llama.delta is not None:
+        shape = {"num_slots": num_slots, "dtype": model.dtype, "state_dtype": torch.float32, "device": model.device}
+        arguments["states"] = StatePool(model.config, model.tp.size, **shape)
     return arguments
 
 
@@ -136,7 +141,7 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
     with suppress(EOFError, KeyboardInterrupt):
         while (message := pipe.recv()) is not None:
             if isinstance(message, dict):
-                runner = ModelRunner(model, **_with_drafter(model, message))
+                runner = ModelRunner(model, **_arguments(model, message))
                 with torch.inference_mode():
                     runner.kv.memory.normal_()
             elif runner is not None:
@@ -264,10 +269,16 @@ class ForwardBench:
         num_prompts, num_tokens, num_context_tokens = case
         tables = self._page_tables([case.num_kv_tokens] * num_prompts)
         inputs = [
-            PrefillInput(i, self._tokens(max(1, num_tokens + num_more)), num_context_tokens, table)
+            PrefillInput(
+                i, self._tokens(max(1, num_tokens + num_more)), num_context_tokens, table, state=self._state_use(i)
+            )
             for i, table in enumerate(tables)
         ]
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
+
+    def _state_use(self, prompt: int) -> StateUse | None:
+        """Prompts continue from states of zeros, also behind contexts."""
+        return None if self._runner.states is None else StateUse(0, prompt + 1)
 
     def decode(self, case: DecodeCase) -> Row:
         graph = graph_of(case.batch_size, self._runner.model.device)
@@ -279,7 +290,8 @@ class ForwardBench:
         """Returns a decode step. Page tables are set in the first step of a batch only, as in a run."""
         num_new, size = self._num_verified, case.batch_size
         tables = self._page_tables([context + num_new for context in case.contexts]) if is_first else []
-        batch = DecodeBatch(tuple(self._tokens(size)), case.contexts, whole_tables(tables))
+        states = () if self._runner.states is None else tuple((row + 1, 0) for row in range(size))
+        batch = DecodeBatch(tuple(self._tokens(size)), case.contexts, whole_tables(tables), states=states)
         if num_new > 1:
             batch = batch._replace(drafts=DraftRows(tuple(range(1, size + 1)), (1,) * size, ((),) * size, ()))
         return partial(self._runner.decode, batch)
@@ -355,8 +367,9 @@ def _bench(
         "max_running_requests": max((case.batch_size for case in cases if isinstance(case, DecodeCase)), default=0),
         "prefills": not all(isinstance(case, DecodeCase) for case in cases),
         "num_verified": num_verified,
+        "num_states": max(case.batch_size if isinstance(case, DecodeCase) else case.num_prompts for case in cases),
     }
-    runner = ModelRunner(model, **_with_drafter(model, sizes)) if followers is None else followers.runner(sizes)
+    runner = ModelRunner(model, **_arguments(model, sizes)) if followers is None else followers.runner(sizes)
     return ForwardBench(runner, seconds, num_verified)
 
 
@@ -390,7 +403,7 @@ def _reason_against(case: Case, config: ModelConfig, num_pages: int, most_pages:
 
 def kv_page_bytes(config: ModelConfig, dtype: torch.dtype, page_size: int) -> int:
     """Returns the bytes of a page over all layers and heads."""
-    num_planes = config.planes_per_layer * config.num_layers
+    num_planes = config.planes_per_layer * config.num_kv_layers
     return num_planes * page_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 

@@ -54,7 +54,7 @@ def copy_rows(
     kv = PagedKv(
         num_pages=max(counts, default=1),
         page_size=page_size,
-        num_layers=config.num_layers,
+        num_layers=config.num_kv_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         dtype=dtype,

@@ -48,6 +48,10 @@ class StatePool:
         """States of retracted requests in host memory, by request."""
         self.planes = [plane for layer in zip(self._conv, self._ssm, strict=True) for plane in layer]
 
+    @property
+    def is_cuda(self) -> bool:
+        return self._conv.is_cuda
+
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Returns both planes of a layer."""
         return self._conv[layer], self._ssm[layer]

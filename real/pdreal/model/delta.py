@@ -8,14 +8,17 @@ torch_chunk_gated_delta_rule): within a chunk all tokens at once, from chunk to 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pdreal.control.tasks import PrefillBatch, PrefillInput
+from pdreal.control.tasks import PrefillBatch, PrefillInput, StateUse
 from pdreal.memory.states import StatePool
+
+if TYPE_CHECKING:
+    from pdkernels.delta import Chunks
 
 CHUNK_TOKENS = 64
 _L2_EPS = 1e-6
@@ -140,11 +143,17 @@ class DeltaPrefill:
     def __init__(self, states: StatePool, batch: PrefillBatch) -> None:
         self._states = states
         self._batch = batch
+        self._chunks = _on_gpu(batch, states.planes[0].device) if states.is_cuda else None
 
     def __call__(self, layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Tensor:
         """Returns outputs of heads, [tokens, value heads, value_dim]. layer: number among the layers with states.
         mixed: inputs of the convolution, [tokens, channels]. beta, decay: projections, [tokens, value heads].
         """
+        if self._chunks is not None:
+            from pdkernels.delta import delta_scan  # noqa: PLC0415
+
+            scanned: Tensor = delta_scan(mixed, beta, decay, weights, *self._states.layer(layer), self._chunks)
+            return scanned
         chunks = self._batch.chunks
         lengths = [len(chunk.tokens) for chunk in chunks]
         parts = zip(chunks, mixed.split(lengths), beta.split(lengths), decay.split(lengths), strict=True)
@@ -161,8 +170,7 @@ class DeltaPrefill:
         given = inputs_of(convolve(mixed[None], before[None], weights.conv)[0], beta, decay, weights)
         seen = torch.cat((before, mixed.t()), dim=1)
         num_before, outputs, begin = before.shape[1], [], 0
-        ends = [(use.tracked_tokens, use.tracked)] if use.tracked else []
-        for end, slot in (*ends, (len(mixed), use.own)):
+        for end, slot in _left(use, len(mixed)):
             if end > begin:
                 out, state = scan(given.part(slice(begin, end)), state)
                 outputs.append(out)
@@ -171,12 +179,27 @@ class DeltaPrefill:
         return torch.cat(outputs).to(mixed.dtype)
 
 
+def _on_gpu(batch: PrefillBatch, device: torch.device) -> "Chunks":
+    from pdkernels.delta import Chunks  # noqa: PLC0415  Triton is needed on GPUs only
+
+    uses = [chunk.state for chunk in batch.chunks if chunk.state is not None]
+    lengths = [len(chunk.tokens) for chunk in batch.chunks]
+    left = [_left(use, length) for use, length in zip(uses, lengths, strict=True)]
+    return Chunks.of(lengths, left, [use.source for use in uses], device)
+
+
+def _left(use: StateUse, num_tokens: int) -> list[tuple[int, int]]:
+    """Returns the states that a chunk leaves: the number of its tokens before each, and the slot."""
+    tracked = [(use.tracked_tokens, use.tracked)] if use.tracked else []
+    return [*tracked, (num_tokens, use.own)]
+
+
 class DeltaDecode:
     """The recurrence over one token of each sequence. States change in place."""
 
     def __init__(self, states: StatePool, slots: Tensor, tracked: Tensor) -> None:
-        """slots: place of each sequence's state, [sequences]. tracked: second place to which the new state is written;
-        0: none.
+        """slots: slot of each sequence's state, [sequences] in int32. tracked: second slot to which the new state is
+        written; 0: none.
         """
         self._states = states
         self._slots = slots
@@ -184,6 +207,11 @@ class DeltaDecode:
 
     def __call__(self, layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Tensor:
         conv, ssm = self._states.layer(layer)
+        if self._states.is_cuda:
+            from pdkernels.delta import delta_step  # noqa: PLC0415
+
+            made: Tensor = delta_step(mixed, beta, decay, weights, conv, ssm, self._slots, self._tracked)
+            return made
         before = conv[self._slots]
         given = inputs_of(convolve(mixed[:, None], before, weights.conv)[:, 0], beta, decay, weights)
         out, state = recur(given, ssm[self._slots].float())

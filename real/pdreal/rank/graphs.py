@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pdreal.control.tasks import DecodeBatch, PrefillBatch
 from pdreal.memory.paged_kv import SCRATCH_PAGE, PagedKv
+from pdreal.memory.states import StatePool
 from pdreal.model.attention import KernelDecode
-from pdreal.model.delta import no_states
+from pdreal.model.delta import DeltaDecode, no_states
 from pdreal.model.transformer import Attend, Transformer
 from pdreal.model.weights import LatentHeads
 from pdreal.rank.drafting import Drafter, followers_of
@@ -123,11 +124,15 @@ class DecodeGraphs(_Graphs):
         records_experts: bool = False,
         num_columns: int = 2,
         num_ahead_tokens: int = 1,
+        states: StatePool | None = None,
     ) -> None:
-        """num_columns: number of inputs of each sequence besides its page table.
+        """num_columns: number of inputs of each sequence besides its page table, and besides the slots of its state if
+        the model has states.
 
         num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
         """
+        self._states = states
+        num_columns += 0 if states is None else 2
         self.hidden = torch.empty(0)
         """Hidden states of the last step's tokens, from which logits are made."""
         self._sizes = batch_sizes(max_running_requests)
@@ -180,7 +185,7 @@ class DecodeGraphs(_Graphs):
 
     def _columns(self, batch: DecodeBatch) -> Sequence[Sequence[int]]:
         """Returns the inputs of the batch's sequences, column by column."""
-        return batch.tokens, batch.num_kv_tokens
+        return batch.tokens, batch.num_kv_tokens, *zip(*batch.states, strict=True)
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
         """Changes page tables on the host. Returns the rows that changed."""
@@ -194,9 +199,11 @@ class DecodeGraphs(_Graphs):
         return [*left, *(change.row for change in batch.changes)]
 
     def _forward(self, size: int) -> None:
-        tokens, positions = self._device_inputs.columns[:, :size].unbind()
+        tokens, positions, *slots = self._device_inputs.columns[:, :size].unbind()
         page_tables = self._device_inputs.page_tables[:size]
-        self._compute(size, tokens, positions, KernelDecode(self._kv, self._model, positions, page_tables))
+        delta = None if self._states is None else DeltaDecode(self._states, *slots)
+        attend = KernelDecode(self._kv, self._model, positions, page_tables, delta=delta)
+        self._compute(size, tokens, positions, attend)
         self._best[size] = self._model.best_tokens(self._model.logits_of(self._hidden[size]))
 
 

@@ -150,7 +150,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = (
-                DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts)
+                DecodeGraphs(model, self.kv, max_running_requests, records_experts=records_experts, states=states)
                 if drafter is None
                 else VerifyGraphs(drafter, self.kv, max_running_requests)
             )
@@ -261,7 +261,8 @@ class ModelRunner:
         if batch.drafts is not None:
             return self._verify(batch, batch.drafts.seeds)
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
-        delta = None if self.states is None else DeltaDecode(self.states, *torch.tensor(batch.states).unbind(1))
+        slots = torch.tensor(batch.states, dtype=torch.int32)
+        delta = None if self.states is None else DeltaDecode(self.states, *slots.unbind(1))
         attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch), delta)
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)

@@ -1,0 +1,339 @@
+"""Gated delta nets over states in slots: one token of each sequence (decode), or chunks of several (prefill).
+
+Both compute pdreal.model.delta's recur and scan. Decode reads and writes each state once; with 128 x 128 states in fp32
+these bytes are nearly all its traffic. Prefill solves all chunks of 64 tokens at once (prepare), then goes from chunk
+to chunk with a part of the state in registers (scan). Slot 0 belongs to nobody.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK_TOKENS = 64
+_CHANNELS = 256
+_STEP_VALUES, _SCAN_VALUES = 16, 32
+"""Number of value dimensions of a head that one program computes, in decode and in prefill."""
+
+
+_LARGE_TILES = {"num_warps": 8, "num_stages": 1}
+"""Tiles of 64 x 128 in fp32 would not fit shared memory several times."""
+
+
+class Recurrence(Protocol):
+    """Shape and weights of one layer on a rank: pdreal.model.delta.DeltaWeights."""
+
+    @property
+    def conv(self) -> Tensor:
+        """[channels, taps]: queries and keys of all key heads, then values of all value heads."""
+        ...
+
+    @property
+    def rate(self) -> Tensor:
+        """Factor on decays, [value heads] in fp32."""
+        ...
+
+    @property
+    def bias(self) -> Tensor:
+        """[value heads] in fp32."""
+        ...
+
+    @property
+    def num_key_heads(self) -> int: ...
+
+    @property
+    def num_value_heads(self) -> int: ...
+
+    @property
+    def key_dim(self) -> int: ...
+
+    @property
+    def value_dim(self) -> int: ...
+
+
+@triton.jit
+def normalised(x, axis: tl.constexpr):
+    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, axis) + 1e-6), axis)
+
+
+@triton.jit
+def decay_and_beta(decays, betas, at, mask, rate, bias):
+    """Returns the logarithm of the decay, and beta, in fp32."""
+    x = tl.load(decays + at, mask=mask, other=0.0).to(tl.float32) + bias
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    beta = tl.sigmoid(tl.load(betas + at, mask=mask, other=0.0).to(tl.float32))
+    return tl.where(mask, rate * softplus, 0.0), tl.where(mask, beta, 0.0)
+
+
+@triton.jit
+def conv_step_kernel(
+    mixed, weight, states, slots, tracked, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Convolves one token of one sequence, and shifts its state. TAPS: tokens that the convolution sees."""
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < CHANNELS
+    own, second = tl.load(slots + row).to(tl.int64), tl.load(tracked + row).to(tl.int64)
+    at = channel * (TAPS - 1)
+    x = tl.load(mixed + row * mixed_stride + channel, mask=live, other=0.0)
+    total = x.to(tl.float32) * tl.load(weight + channel * TAPS + TAPS - 1, mask=live, other=0.0).to(tl.float32)
+    for tap in tl.static_range(TAPS - 1):
+        before = tl.load(states + own * CHANNELS * (TAPS - 1) + at + tap, mask=live, other=0.0)
+        total += before.to(tl.float32) * tl.load(weight + channel * TAPS + tap, mask=live, other=0.0).to(tl.float32)
+        if tap:
+            tl.store(states + own * CHANNELS * (TAPS - 1) + at + tap - 1, before, mask=live)
+            tl.store(states + second * CHANNELS * (TAPS - 1) + at + tap - 1, before, mask=live & (second > 0))
+    tl.store(states + own * CHANNELS * (TAPS - 1) + at + TAPS - 2, x, mask=live)
+    tl.store(states + second * CHANNELS * (TAPS - 1) + at + TAPS - 2, x, mask=live & (second > 0))
+    tl.store(out + row * CHANNELS + channel, (total * tl.sigmoid(total)).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def step_kernel(
+    mixed, betas, decays, rates, biases, states, slots, tracked, out, gate_stride, HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Computes one token of one sequence, for some value dimensions of one head."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    key, value = tl.arange(0, KEY), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    own, second = tl.load(slots + row).to(tl.int64), tl.load(tracked + row).to(tl.int64)
+    inputs = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE)
+    key_head = head // (HEADS // KEY_HEADS)
+    q = normalised(tl.load(inputs + key_head * KEY + key).to(tl.float32), 0) * (KEY**-0.5)
+    k = normalised(tl.load(inputs + (KEY_HEADS + key_head) * KEY + key).to(tl.float32), 0)
+    v = tl.load(inputs + 2 * KEY_HEADS * KEY + head * VALUE + value).to(tl.float32)
+    rate, bias = tl.load(rates + head), tl.load(biases + head)
+    decay, beta = decay_and_beta(decays, betas, row * gate_stride + head, row >= 0, rate, bias)
+    at = (head * KEY + key[:, None]) * VALUE + value[None, :]
+    state = tl.load(states + own * HEADS * KEY * VALUE + at).to(tl.float32) * tl.exp(decay)
+    new = (v - tl.sum(state * k[:, None], 0)) * beta
+    state += k[:, None] * new[None, :]
+    tl.store(out + (row * HEADS + head) * VALUE + value, tl.sum(state * q[:, None], 0).to(out.dtype.element_ty))
+    kept = state.to(states.dtype.element_ty)
+    tl.store(states + own * HEADS * KEY * VALUE + at, kept)
+    if second > 0:
+        tl.store(states + second * HEADS * KEY * VALUE + at, kept)
+
+
+def delta_step(
+    mixed: Tensor, beta: Tensor, decay: Tensor, layer: Recurrence, conv: Tensor, ssm: Tensor, slots: Tensor,
+    tracked: Tensor,
+) -> Tensor:  # fmt: skip
+    """Computes one token of each sequence, and returns outputs [sequences, value heads, value_dim].
+
+    mixed: inputs of the convolution, [sequences, channels]; beta, decay: projections, [sequences, value heads], with
+    equal strides. conv: [slots, channels, taps - 1] and ssm: [slots, value heads, key_dim, value_dim] are changed at
+    slots [sequences]. tracked: second slot for the new state, [sequences]; 0: none.
+    """
+    (rows, channels), taps, heads = mixed.shape, layer.conv.shape[1], layer.num_value_heads
+    convolved = mixed.new_empty(rows, channels)
+    grid = rows, triton.cdiv(channels, _CHANNELS)
+    conv_step_kernel[grid](
+        mixed, layer.conv, conv, slots, tracked, convolved, mixed.stride(0), CHANNELS=channels, TAPS=taps,
+        BLOCK=_CHANNELS,
+    )  # fmt: skip
+    out = mixed.new_empty(rows, heads, layer.value_dim)
+    block = min(_STEP_VALUES, layer.value_dim)
+    step_kernel[rows, heads, layer.value_dim // block](
+        convolved, beta, decay, layer.rate, layer.bias, ssm, slots, tracked, out, beta.stride(0), HEADS=heads,
+        KEY_HEADS=layer.num_key_heads, KEY=layer.key_dim, VALUE=layer.value_dim, BLOCK=block,
+    )  # fmt: skip
+    return out
+
+
+class Chunks(NamedTuple):
+    """Which tokens of packed sequences belong together, and which slots they read and write. int32 on the device."""
+
+    sequences: Tensor
+    """[tokens]: sequence of each token."""
+    begins: Tensor
+    """[sequences + 1]: first token of each sequence."""
+    sources: Tensor
+    """[sequences]: slot of the state before the first token. 0: zeros."""
+    firsts: Tensor
+    """[sequences + 1]: first chunk of each sequence."""
+    ranges: Tensor
+    """[chunks, 3]: first token of each chunk, its end, and slot for the state after the chunk (0: none)."""
+    writes: Tensor
+    """[writes, 3]: sequence, number of its tokens and slot, for each state that is left."""
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Sequence[int],
+        states: Sequence[Sequence[tuple[int, int]]],
+        sources: Sequence[int],
+        device: torch.device,
+    ) -> "Chunks":
+        """lengths: tokens of each sequence. states: for each sequence, the number of tokens after which a state is
+        left, and its slot, in order; the last after all tokens.
+        """
+        begins, firsts, ranges, writes = [0], [0], [], []
+        for sequence, (length, left) in enumerate(zip(lengths, states, strict=True)):
+            begin = start = begins[-1]
+            for tokens, slot in left:
+                writes.append((sequence, tokens, slot))
+                stop = begin + tokens
+                while start < stop:
+                    end = min(start + CHUNK_TOKENS, stop)
+                    ranges.append((start, end, slot if end == stop else 0))
+                    start = end
+            begins.append(begin + length)
+            firsts.append(len(ranges))
+        rows = (begins, sources, firsts, ranges, writes)
+        numbers = torch.repeat_interleave(torch.tensor(lengths)).int()
+        return cls(*(row.to(device) for row in (numbers, *(torch.tensor(row, dtype=torch.int32) for row in rows))))
+
+
+@triton.jit
+def conv_kernel(
+    mixed, weight, states, sequences, begins, sources, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Convolves one token, which may see inputs of its sequence's state."""
+    token = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < CHANNELS
+    sequence = tl.load(sequences + token)
+    index, source = token - tl.load(begins + sequence), tl.load(sources + sequence).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(TAPS):
+        behind = TAPS - 1 - tap
+        is_here = index >= behind
+        x = tl.load(mixed + (token - behind) * mixed_stride + channel, mask=live & is_here, other=0.0)
+        old = states + (source * CHANNELS + channel) * (TAPS - 1) + index + tap
+        x += tl.load(old, mask=live & (index < behind) & (source > 0), other=0.0)
+        total += x.to(tl.float32) * tl.load(weight + channel * TAPS + tap, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + token * CHANNELS + channel, (total * tl.sigmoid(total)).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def conv_state_kernel(
+    mixed, states, begins, sources, writes, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes one state of the convolution: the last inputs before a token. A slot may be its own source."""
+    write = tl.program_id(0) * 3
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < CHANNELS
+    sequence, tokens = tl.load(writes + write), tl.load(writes + write + 1)
+    slot = tl.load(writes + write + 2).to(tl.int64)
+    begin, source = tl.load(begins + sequence), tl.load(sources + sequence).to(tl.int64)
+    for place in tl.static_range(TAPS - 1):
+        index = tokens - (TAPS - 1) + place
+        x = tl.load(mixed + (begin + index) * mixed_stride + channel, mask=live & (index >= 0), other=0.0)
+        old = states + (source * CHANNELS + channel) * (TAPS - 1) + place + tokens
+        x += tl.load(old, mask=live & (index < 0) & (source > 0), other=0.0)
+        tl.store(states + (slot * CHANNELS + channel) * (TAPS - 1) + place, x, mask=live)
+
+
+@triton.jit
+def prepare_kernel(
+    mixed, betas, decays, rates, biases, ranges, totals, from_values, from_keys, gate_stride, HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Solves the recurrence within one chunk of one head, for a state of zeros (from_values) and as a factor on the
+    state (from_keys). Writes also the sums of decays up to each token (totals).
+    """
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
+    place, key, value = tl.arange(0, CHUNK), tl.arange(0, KEY), tl.arange(0, VALUE)
+    live = begin + place < end
+    token = (begin + place).to(tl.int64)
+    row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE)
+    key_head = head // (HEADS // KEY_HEADS)
+    k = tl.load(row + (KEY_HEADS + key_head) * KEY + key[None, :], mask=live[:, None], other=0.0)
+    k = normalised(k.to(tl.float32), 1)
+    v = tl.load(row + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :], mask=live[:, None], other=0.0)
+    rate, bias = tl.load(rates + head), tl.load(biases + head)
+    decay, beta = decay_and_beta(decays, betas, token * gate_stride + head, live, rate, bias)
+    total = tl.cumsum(decay, 0)
+    earlier = place[:, None] > place[None, :]
+    faded = tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0))
+    system = tl.dot(k * beta[:, None], tl.trans(k), input_precision="ieee") * tl.where(earlier, faded, 0.0)
+    inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
+    for i in range(1, CHUNK):  # forward substitution, row by row
+        factors = tl.sum(tl.where((place == i)[:, None], system, 0.0), 0)
+        solved = tl.sum(factors[:, None] * inverse, 0)
+        inverse -= tl.where((place == i)[:, None], solved[None, :], 0.0)
+    at = token * HEADS + head
+    values = tl.dot(inverse, v.to(tl.float32) * beta[:, None], input_precision="ieee")
+    keys = tl.dot(inverse, k * (beta * tl.exp(total))[:, None], input_precision="ieee")
+    tl.store(from_values + at[:, None] * VALUE + value[None, :], values, mask=live[:, None])
+    tl.store(from_keys + at[:, None] * KEY + key[None, :], keys, mask=live[:, None])
+    tl.store(totals + at, total, mask=live)
+
+
+@triton.jit
+def scan_kernel(
+    mixed, totals, from_values, from_keys, states, sources, firsts, ranges, out, HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Goes through the chunks of one sequence, for some value dimensions of one head."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
+    value = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    key_head = head // (HEADS // KEY_HEADS)
+    of_head = (head * KEY + key[:, None]) * VALUE + value[None, :]
+    source = tl.load(sources + sequence).to(tl.int64)
+    state = tl.load(states + source * HEADS * KEY * VALUE + of_head, mask=source > 0, other=0.0).to(tl.float32)
+    for chunk in range(tl.load(firsts + sequence), tl.load(firsts + sequence + 1)):
+        begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
+        slot = tl.load(ranges + 3 * chunk + 2).to(tl.int64)
+        token, live = (begin + place).to(tl.int64), begin + place < end
+        row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE)
+        q = tl.load(row + key_head * KEY + key[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+        k = tl.load(row + (KEY_HEADS + key_head) * KEY + key[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+        q, k = normalised(q, 1) * (KEY**-0.5), normalised(k, 1)
+        at = token * HEADS + head
+        last = tl.load(totals + (end - 1).to(tl.int64) * HEADS + head)
+        total = tl.load(totals + at, mask=live, other=0.0)
+        new = tl.load(from_values + at[:, None] * VALUE + value[None, :], mask=live[:, None], other=0.0)
+        read = tl.load(from_keys + at[:, None] * KEY + key[None, :], mask=live[:, None], other=0.0)
+        new -= tl.dot(read, state, input_precision=PRECISION)
+        seen = (place[:, None] >= place[None, :]) & live[:, None]
+        faded = tl.where(seen, tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0)), 0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * faded
+        made = tl.dot(q * tl.exp(total)[:, None], state, input_precision=PRECISION)
+        made += tl.dot(scores, new, input_precision=PRECISION)
+        tl.store(out + at[:, None] * VALUE + value[None, :], made.to(out.dtype.element_ty), mask=live[:, None])
+        k *= tl.where(live, tl.exp(last - total), 0.0)[:, None]
+        state = state * tl.exp(last) + tl.dot(tl.trans(k), new, input_precision=PRECISION)
+        if slot > 0:
+            tl.store(states + slot * HEADS * KEY * VALUE + of_head, state.to(states.dtype.element_ty))
+
+
+def delta_scan(
+    mixed: Tensor, beta: Tensor, decay: Tensor, layer: Recurrence, conv: Tensor, ssm: Tensor, chunks: Chunks
+) -> Tensor:
+    """Computes all tokens of packed sequences, and returns outputs [tokens, value heads, value_dim]. Arguments as of
+    delta_step, with a row for each token; chunks: the sequences and their slots.
+    """
+    (rows, channels), taps, heads = mixed.shape, layer.conv.shape[1], layer.num_value_heads
+    blocks = triton.cdiv(channels, _CHANNELS)
+    of_conv = {"CHANNELS": channels, "TAPS": taps, "BLOCK": _CHANNELS}
+    convolved = mixed.new_empty(rows, channels)
+    places = chunks.begins, chunks.sources
+    conv_kernel[rows, blocks](
+        mixed, layer.conv, conv, chunks.sequences, *places, convolved, mixed.stride(0), **of_conv
+    )  # fmt: skip
+    conv_state_kernel[len(chunks.writes), blocks](mixed, conv, *places, chunks.writes, mixed.stride(0), **of_conv)
+    shape = {"HEADS": heads, "KEY_HEADS": layer.num_key_heads, "KEY": layer.key_dim, "VALUE": layer.value_dim}
+    totals = torch.empty(rows, heads, dtype=torch.float32, device=mixed.device)
+    from_values, from_keys = (totals.new_empty(rows, heads, dim) for dim in (layer.value_dim, layer.key_dim))
+    prepare_kernel[len(chunks.ranges), heads](
+        convolved, beta, decay, layer.rate, layer.bias, chunks.ranges, totals, from_values, from_keys, beta.stride(0),
+        **shape, CHUNK=CHUNK_TOKENS, **_LARGE_TILES,
+    )  # fmt: skip
+    out, block = mixed.new_empty(rows, heads, layer.value_dim), min(_SCAN_VALUES, layer.value_dim)
+    precision = "ieee" if mixed.dtype == torch.float32 else "tf32"
+    scan_kernel[len(chunks.sources), heads, layer.value_dim // block](
+        convolved, totals, from_values, from_keys, ssm, chunks.sources, chunks.firsts, chunks.ranges, out, **shape,
+        CHUNK=CHUNK_TOKENS, BLOCK=block, PRECISION=precision, **_LARGE_TILES,
+    )  # fmt: skip
+    return out
