@@ -28,7 +28,7 @@ from pdreal.rank.storage import Storage
 from pdreal.run import RealRun
 from pdreal.settings.host import LOOPBACK, LaunchError
 from pdreal.settings.options import Options
-from pdreal.settings.scenario import real_scenario
+from pdreal.settings.scenario import real_scenario, served_scenario
 
 from pdsim.core.journal.calls import KILLED
 from pdsim.core.journal.replay import replay
@@ -289,6 +289,12 @@ def test_an_instance_gets_what_all_its_ranks_have(caplog):
 def test_real_mode_refuses_stores_of_single_servers():
     with pytest.raises(ConfigError, match=r"storage.shared: real mode has Mooncake's store"):
         real_scenario(clusters.scenario(**{**TIGHT, "storage": {**STORAGE, "shared": False}}), Options())
+
+
+def test_a_server_refuses_roles_that_cannot_read_each_others_pages():
+    roles = {"decode__tp": 2, "decode__radix_cache": True, "decode__host_cache": "1 MB"}
+    with pytest.raises(ConfigError, match=r"storage.shared: prefill has tp 1 and decode tp 2"):
+        served_scenario(clusters.scenario(**TIGHT, **roles), Options())
 
 
 # With Mooncake.

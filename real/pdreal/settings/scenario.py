@@ -11,7 +11,7 @@ from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.sizing import resolve
-from pdsim.scenario.building.wiring import wire_of
+from pdsim.scenario.building.wiring import storage_costs, wire_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import HealthSettings, SlowLink
 from pdsim.scenario.sections.servers import DecodeSettings
@@ -121,6 +121,7 @@ def served_scenario(scenario: Scenario, options: Options) -> Scenario:
     if scenario.aggregated is None and scenario.health is None:
         scenario = scenario.model_copy(update={"health": HealthSettings()})
     resolved = resolve(scenario)
+    storage_costs(resolved)  # refuses roles that cannot read each other's pages
     _check_hosts(resolved, options)
     _room(resolved, options)
     return resolved
