@@ -41,7 +41,7 @@ label.
 _FEW, _SHORT = 4, 10
 """Largest number of runs, and largest length of their names, with horizontal labels under bars."""
 _SMALL = 0.02
-"""Stages shorter than this share of the longest bar are drawn together."""
+"""Stages shorter than this share of the longest bar are drawn as one stage."""
 _WIDE = 30
 """If the largest value is more than this many times the smallest, an axis has labels at powers of ten only."""
 

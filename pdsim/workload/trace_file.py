@@ -161,7 +161,9 @@ def json_records(path: Path) -> Iterator[Line]:
 
 
 def _rows_of(found: dict[str, Any]) -> Any:
-    """Returns the list of records in an object, or the rows of its longest columns, or the object itself."""
+    """Returns the list of records in an object; without a list, the rows of its longest columns; without columns, the
+    object itself.
+    """
     if "block_size" in found or "hash_id_scope" in found:  # a session of agents
         return [found]
     for name in _LISTS:

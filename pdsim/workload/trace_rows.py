@@ -29,8 +29,7 @@ EPOCH_S = 1e9
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
-"""Whole-number times with a smaller mean difference count as seconds. In milliseconds, they would mean over 500
-requests per second."""
+"""Whole-number times that differ by less on average are in s; in ms, they would mean over 500 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
 """Units of times since 1970, each with a number: a time below this number is in this unit."""
 
