@@ -74,7 +74,7 @@ class EncodeMedia:
 
     request_id: int
     part: int
-    """Number by which the request tells its parts of media apart. Each encode instance gets at most one part of images,
+    """Number of this part among the parts of the request's media. Each encode instance gets at most one part of images,
     and one of audio clips.
     """
     items: tuple[MediaItem, ...]
