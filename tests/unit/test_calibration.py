@@ -507,6 +507,11 @@ def test_rows_that_begin_with_a_byte_order_mark_are_read(tmp_path):
         ({"kind": "prefil"}, "line 2: no kind 'prefil' (did you mean 'prefill'?)"),
         ({"batch": "many"}, "line 2: batch: expected a number, found 'many'"),
         ({"time_us": 0}, "line 2: time_us: expected a time above 0, found '0'"),
+        ({"batch": "1e300"}, "line 2: batch: expected a number from 0 to 1e+18, found '1e300'"),
+        (
+            {"kind": "prefill", "new_tokens": 5, "prompts": 0},
+            "line 2: prompts: expected a number from 1 to 1e+18, found '0'",
+        ),
         ({"date": ""}, "does not say where its rows come from: no date"),
         ({"device": ""}, "does not say where its rows come from: no device"),
         ({"kind": "transfer"}, "line 2: transfer needs transport"),

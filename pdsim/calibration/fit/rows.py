@@ -69,6 +69,8 @@ OF_PAIRS = ("host", "sending", "handover")
 """Kinds of rows that a prefill and a decode instance measure together. If there are no rows with the wanted number of
 ranks, rows with one rank each are used.
 """
+_MOST = 1e18
+"""Largest number of a row. Sums of squares of larger numbers are not finite."""
 FORWARDS = ("prefill", "decode")
 """Kinds of rows that are averaged to one row per shape if they were measured in rounds. Rows that a server measured are
 not averaged.
@@ -358,12 +360,13 @@ def _ranks(line: Mapping[str, str], where: str) -> Ranks:
 
 
 def _number(line: Mapping[str, str], name: str, where: str) -> float:
+    least = 1 if name == "prompts" else 0
     try:
         value = float(line.get(name) or "")
     except ValueError:
         raise ConfigError(f"{where}: {name}: expected a number, found {line.get(name)!r}") from None
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"{where}: {name}: expected a number of at least 0, found {line.get(name)!r}")
+    if not least <= value <= _MOST:
+        raise ConfigError(f"{where}: {name}: expected a number from {least} to {_MOST:g}, found {line.get(name)!r}")
     return value
 
 
