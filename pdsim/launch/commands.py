@@ -277,12 +277,19 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
             if not leaf.is_default:
                 aside.setdefault(rule, []).append(leaf.path)
         elif words := rule(leaf.value, scenario) if callable(rule) else None if leaf.is_default else rule:
-            shown = "given" if isinstance(leaf.value, Section) else leaf.value
-            refused.append(f"{leaf.path}: {shown}: {words}")
+            refused.append(f"{leaf.path}: {_as_given(scenario, leaf.path)}: {words}")
     if refused:
         raise ConfigError(f"--engine {engine} cannot launch {scenario.name}:\n  " + "\n  ".join(refused))
     ignored = [f"{', '.join(_outermost(paths))}: {why}" for why, paths in aside.items()]
     return [*_servers(scenario), *_of_client(scenario), *ignored]
+
+
+def _as_given(scenario: Scenario, path: str) -> Any:
+    """The value of a field as a file would give it, with its unit. Of a component: its name."""
+    found: Any = scenario.model_dump()
+    for name in path.split("."):
+        found = found[name] if isinstance(found, dict) else found  # a short form, such as 5 for a fixed length
+    return found.get("use", "given") if isinstance(found, dict) else found
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:

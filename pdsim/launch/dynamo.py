@@ -219,7 +219,7 @@ def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
         made.notes.append("router: session_affinity: load.sh sends no session ids, so the frontend ignores sessions")
     if name == "cache_aware":
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by another rule, dynamo_kv")
-    if name == "dynamo_kv":
+    if name == "dynamo_kv" and not _mode_policy(scenario).kv_events:
         made.notes.append(
             "router: dynamo_kv: Dynamo's frontend learns from the workers what they cache; pdsim's router remembers "
             "the prompts that it sent, as many tokens as a pool holds"

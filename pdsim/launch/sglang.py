@@ -143,11 +143,17 @@ _SAID = (
 )
 _DRIVES = ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
 _STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
+
+
+def _engine(value: Any, _scenario: Scenario) -> str | None:
+    return None if value == "sglang" else "launch a scenario of vLLM with --engine vllm or dynamo-vllm"
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
     **{f"storage.{name}": Aside("the real cluster has its own drives and links") for name in _DRIVES},
     **{f"network.staging.{name}": TIMES for name in _STAGING},
-    "engine": one_of(("sglang",), "SGLang; launch a scenario of vLLM with --engine vllm or dynamo-vllm"),
+    "engine": _engine,
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
     "*.eviction": one_of(("lru", "lfu"), "SGLang"),

@@ -212,7 +212,7 @@ def test_a_scenario_of_vllm_is_launched_as_it_is():
 
 @pytest.mark.parametrize("engine", ["sglang", "kubernetes", "dynamo"])
 def test_a_scenario_of_vllm_is_no_other_engines(engine):
-    with pytest.raises(ConfigError, match="engine: vllm: SGLang; launch a scenario of vLLM with --engine vllm"):
+    with pytest.raises(ConfigError, match="engine: vllm: launch a scenario of vLLM with --engine vllm"):
         text(engine, scenario(*VLLM))
 
 
@@ -583,6 +583,12 @@ def test_decode_divides_kv(engine, flags):
 MANUAL = "{use: manual, assignment_mode: min_group, max_idle: 90 s}"
 
 
+@pytest.mark.parametrize("has_events", [True, False])
+def test_only_a_router_without_events_remembers_prompts(has_events):
+    _, notes = text("dynamo", scenario(("router", f"{{use: dynamo_kv, kv_events: {has_events}}}"), ("health", "null")))
+    assert has_events != any("pdsim's router remembers the prompts that it sent" in note for note in notes)
+
+
 def test_the_policy_manual_of_the_gateway():
     commands, notes = text("sglang", scenario(("router", f"{{prefill: {MANUAL}, decode: {MANUAL}}}")))
     assert any(
@@ -593,5 +599,5 @@ def test_the_policy_manual_of_the_gateway():
     assert any("X-SMG-Routing-Key" in note for note in notes)
     with pytest.raises(ConfigError, match="one set of settings of manual"):
         text("sglang", scenario(("router", f"{{prefill: {MANUAL}, decode: manual}}")))
-    with pytest.raises(ConfigError, match="whole seconds"):
+    with pytest.raises(ConfigError, match="router.prefill.max_idle: 1500 ms: the gateway takes whole seconds"):
         text("sglang", scenario(("router", "{use: manual, max_idle: 1.5 s}")))
