@@ -599,5 +599,5 @@ def test_the_policy_manual_of_the_gateway():
     assert any("X-SMG-Routing-Key" in note for note in notes)
     with pytest.raises(ConfigError, match="one set of settings of manual"):
         text("sglang", scenario(("router", f"{{prefill: {MANUAL}, decode: manual}}")))
-    with pytest.raises(ConfigError, match="router.prefill.max_idle: 1500 ms: the gateway takes whole seconds"):
+    with pytest.raises(ConfigError, match=r"router\.prefill\.max_idle: 1500 ms: the gateway takes whole seconds"):
         text("sglang", scenario(("router", "{use: manual, max_idle: 1.5 s}")))
