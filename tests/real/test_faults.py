@@ -101,10 +101,12 @@ def test_damaged_kv_is_found(tmp_path):
     assert "is damaged: KV heads" in failure
 
 
-def test_clients_of_an_aggregated_cluster_give_up(tmp_path):
+@pytest.mark.parametrize("model", ["tiny-qwen3", pytest.param("tiny-hybrid", marks=pytest.mark.nightly)])
+def test_clients_of_an_aggregated_cluster_give_up(model, tmp_path):
     """At any moment of a request's life."""
     server = {"gpu": "h100", "pool_tokens": 2048, "max_running_requests": 8, "chunked_prefill_tokens": 64}
     scenario = clusters.scenario(
+        model=model,
         prefill=None,
         decode=None,
         aggregated=server,
