@@ -3,8 +3,8 @@
 Register a cache once as a Pool; then gather its pages into staging, and scatter staging into pages, or push pages into
 those of a peer.
 Decode steps append new K and V and attend over pages; prompts attend packed one after another. Every kernel has an
-oracle in pdkernels.reference; the oracle of pdkernels.delta is pdreal.model.delta. Kernels that real mode does not use are in
-pdkernels.unused.
+oracle in pdkernels.reference; the oracle of pdkernels.delta is pdreal.model.delta. Kernels that real mode does not use
+are in pdkernels.unused.
 """
 
 from pdkernels.attention.append import append
