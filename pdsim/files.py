@@ -122,6 +122,9 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
             (new / name).replace(folder / name)
         for name in (name for name in own if name not in made and "*" not in name):
             (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        error.filename = error.filename or str(folder)  # a full disk fails writes, which know no name
+        raise
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

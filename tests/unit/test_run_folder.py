@@ -178,3 +178,10 @@ def test_no_folder_with_files_of_two_runs_looks_whole(num_replaced, tmp_path, mo
     assert set(found) | {"summary"} == set(names)
     assert ("summary" in found) == (num_replaced == len(names))
     assert [found[name] for name in names if name in found].count("new") == num_replaced
+
+
+def test_a_full_disk_names_the_run_folder(tmp_path):
+    """A failed write does not know the name of its file."""
+    with pytest.raises(OSError, match="No space") as full, files_replaced(tmp_path / "run", [], last="summary"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.value.filename == str(tmp_path / "run")
