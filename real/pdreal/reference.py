@@ -19,7 +19,11 @@ def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) 
 
     requests: requests of the later run, for a model with `vocab_size` tokens.
     """
-    read_summary(run)
+    summary = read_summary(run)
+    if "accept_length" in summary and summary["pdsim"].get("reference_match") != 1:
+        raise RunFolderError(
+            f"--reference {run}: a run whose drafts were accepted unchecked; give a run without drafts"
+        )
     prompts: dict[int, TokenIds] = {}
     outputs: dict[int, list[int]] = {}
     for entry in read_journal(run):

@@ -38,6 +38,7 @@ workload: {use: random_lengths, num_requests: 2, input_tokens: 16, output_tokens
             "context_tokens=5000",
             "context_tokens: at most the model's own 4096; extended in simulation only",
         ),
+        ("router={use: dynamo_kv, kv_events: true}", "router.prefill: instances send KV events in simulation only"),
     ],
 )
 def test_a_scenario_that_is_refused(tmp_path, monkeypatch, capsys, command, change, says):
@@ -48,6 +49,17 @@ def test_a_scenario_that_is_refused(tmp_path, monkeypatch, capsys, command, chan
         main([command, "s.yaml", "--set", change])
     assert stop.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("items", "what"), [("images", "images"), ("audio_clips", "audio clips")])
+def test_a_load_of_more_than_text(tmp_path, monkeypatch, capsys, items, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.yaml").write_text(SCENARIO)
+    size = "image_tokens" if items == "images" else "audio_tokens"
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "s.yaml", "--set", f"workload.{items}=1", "--set", f"workload.{size}=5"])
+    assert stop.value.code == 2
+    assert f"workload: request 0 has {what}; real mode takes text only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -135,3 +147,9 @@ def test_a_reference_that_had_other_requests(tmp_path, requests, says):
     with pytest.raises(RunFolderError) as refused:
         read_reference(tmp_path, requests, 300)
     assert f"--reference {tmp_path}: {says}; give a complete run of the same workload" in str(refused.value)
+
+
+def test_a_reference_whose_drafts_were_not_checked(tmp_path):
+    (tmp_path / "summary.json").write_text(json.dumps({**KEPT, "accept_length": 2.4}))
+    with pytest.raises(RunFolderError, match="whose drafts were accepted unchecked; give a run without drafts"):
+        read_reference(tmp_path, [], 300)

@@ -100,6 +100,9 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
     _check_hosts(cluster.scenario, options)
     room = _room(cluster.scenario, options)
     for spec in cluster.requests:
+        if spec.media:
+            what = "images" if spec.media[0].modality == "image" else "audio clips"
+            raise ConfigError(f"workload: request {spec.request_id} has {what}; real mode takes text only")
         if len(spec.prompt) > room.prompt_tokens:
             raise ConfigError(
                 f"request {spec.request_id} has a prompt of {len(spec.prompt)} tokens; "
@@ -236,14 +239,17 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
     if scenario.storage is not None and not scenario.storage.shared:
         raise ConfigError("storage.shared: real mode has Mooncake's store, which all instances share; set it to true")
     if scenario.encode is not None:
-        raise ConfigError("encode: images are encoded in simulation only; leave it out")
+        raise ConfigError("encode: images and audio clips are encoded in simulation only; leave it out")
     if scenario.elastic is not None:
         raise ConfigError("elastic: servers change their roles in simulation only; leave it out")
     for role in ("prefill", "decode"):
-        if getattr(getattr(scenario.router, role), "metrics_interval_ns", 0):
+        policy = getattr(scenario.router, role)
+        if getattr(policy, "metrics_interval_ns", 0):
             raise ConfigError(f"router.{role}: metrics of instances are read in simulation only; choose other scorers")
-        if getattr(getattr(scenario.router, role), "reads_sessions", False):
+        if getattr(policy, "reads_sessions", False):
             raise ConfigError(f"router.{role}: sessions exist in simulation only; choose another policy")
+        if getattr(policy, "reads_caches", False):
+            raise ConfigError(f"router.{role}: instances send KV events in simulation only; leave kv_events out")
     for role in ("prefill", "decode", "aggregated"):
         settings = getattr(scenario, role)
         if settings is not None and settings.dp > 1:
