@@ -20,7 +20,7 @@ def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) 
     requests: requests of the later run, for a model with `vocab_size` tokens.
     """
     summary = read_summary(run)
-    if "accept_length" in summary and summary["pdsim"].get("reference_match") != 1:
+    if summary.get("accept_length") is not None and summary["pdsim"].get("reference_match") != 1:
         raise RunFolderError(
             f"--reference {run}: a run whose drafts were accepted unchecked; give a run without drafts"
         )

@@ -123,7 +123,14 @@ def test_a_tokenizer_is_written_again(tmp_path):
         assert not stop.value.code
 
 
-KEPT = {"completed": 0, "duration": 1, "total_input_tokens": 0, "total_output_tokens": 0, "pdsim": {}}
+KEPT = {
+    "accept_length": None,
+    "completed": 0,
+    "duration": 1,
+    "total_input_tokens": 0,
+    "total_output_tokens": 0,
+    "pdsim": {},
+}
 
 
 @pytest.mark.parametrize(
