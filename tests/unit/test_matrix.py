@@ -217,6 +217,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("expert-parallel-two-h200", 6),
         ("latent-experts-two-h200", 6),
         ("drafts-two-h200", 4),
+        ("hybrid-h100", 3),
         ("validation-cpu", 5),
     ],
 )
