@@ -56,22 +56,22 @@ def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, con
 
 
 def test_padded_batches_over_states_make_the_same_tokens():
-    """Beside a runner without graphs; a step also leaves a state in a second slot."""
-    model = load(HYBRID, device=GPU_OR_CPU)
+    """Beside a runner without graphs, on a CPU; a step also leaves a state in a second slot."""
+    models = [load(HYBRID, device=device) for device in (GPU_OR_CPU, CPU)]
     prompts = [tokens(seed, 5 + 7 * seed, HYBRID.vocab_size) for seed in range(3)]
     tables = [[1 + 2 * i, 2 + 2 * i] for i in range(3)]
-    runners = [runner(model, page_size=16, num_pages=6, states=state_pool(model, 6)) for _ in range(2)]
+    runners = [runner(model, page_size=16, num_pages=6, states=state_pool(model, 6)) for model in models]
     chunks = [
         chunk(p, 0, len(p), t)._replace(state=StateUse(0, 1 + i))
         for i, (p, t) in enumerate(zip(prompts, tables, strict=True))
     ]
     last, _ = (r.prefill(PrefillBatch(tuple(chunks))) for r in runners)
-    graphs = DecodeGraphs(model, runners[0].kv, max_running_requests=4, states=runners[0].states)
+    graphs = DecodeGraphs(models[0], runners[0].kv, max_running_requests=4, states=runners[0].states)
     states = ((1, 0), (2, 5), (3, 0))
     batch = DecodeBatch(tuple(last), tuple(map(len, prompts)), whole_tables(tables), states=states)
     assert graphs.decode(batch) == runners[1].decode(batch)
     for ours, theirs in zip(*(r.states.planes for r in runners), strict=True):
-        torch.testing.assert_close(ours[1:], theirs[1:])
+        close(ours[1:], theirs[1:], rtol=1e-3, atol=1e-4)
         assert torch.equal(ours[5], ours[2])
 
 
