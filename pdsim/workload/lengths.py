@@ -39,7 +39,8 @@ class Fixed:
     """Length in tokens."""
 
     def __post_init__(self) -> None:
-        positive(self, tokens=self.tokens)
+        if self.tokens < 1:
+            raise ValueError(f"expected a number of at least 1, found {self.tokens}")
 
     def sampler(self, random: Random) -> Callable[[], int]:
         del random

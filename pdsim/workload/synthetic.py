@@ -7,6 +7,7 @@ from random import Random
 
 from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.sequence import Spans
+from pdsim.inputs import InputError
 from pdsim.workload.lengths import Lengths, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams
 
@@ -82,6 +83,10 @@ class RandomLengths:
             yield MediaDraw(rng, "audio", *clips, self.audio_share)
 
 
+_MOST_ITEMS = 10_000
+"""Largest number of images, and of audio clips, of a request. With more, a typing error would fill the memory."""
+
+
 class MediaDraw:
     """Draws the images, or the audio clips, of prompts."""
 
@@ -106,7 +111,10 @@ class MediaDraw:
             return spec
         start = sum([item.num_tokens for item in spec.media])
         items: list[MediaItem] = []
-        for _ in range(self._count()):
+        if (count := self._count()) > _MOST_ITEMS:
+            what = f"{self._modality} clips" if self._modality == "audio" else "images"
+            raise InputError(f"request {spec.request_id} has {count:,} {what}; at most {_MOST_ITEMS:,}")
+        for _ in range(count):
             media_id = len(self.tokens) if self._pick is None else self._pick()
             if media_id not in self.tokens:
                 self.tokens[media_id] = self._draw_tokens()

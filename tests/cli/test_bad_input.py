@@ -113,8 +113,12 @@ CHANGES = [
     ("prefill.policy=./evil.py:Evil", "'./evil.py' in './evil.py:Evil' is no module's name; write module:Class"),
     ("prefill.policy.patience=5 s", "fcfs has no field 'patience'; it has none"),
     ("workload.num_requests=0", "RandomLengths needs num_requests >= 1, found 0"),
-    ("workload.input_tokens=0", "Fixed needs tokens >= 1, found 0"),
-    ("workload.output_tokens=-3", "Fixed needs tokens >= 1, found -3"),
+    (
+        "workload={use: random_lengths, num_requests: 1, input_tokens: 1, output_tokens: 1, images: 99999, image_tokens: 1}",  # noqa: E501
+        "workload: request 0 has 99,999 images; at most 10,000",
+    ),
+    ("workload.input_tokens=0", "workload: random_lengths.input_tokens: expected a number of at least 1, found 0"),
+    ("workload.output_tokens=-3", "output_tokens: expected a number of at least 1, found -3"),
     ("workload={use: azure_trace, path: a.csv, speedup: 0}", "AzureTrace needs speedup > 0, found 0"),
     ("workload={use: mooncake_trace, path: a, block_tokens: 0}", "MooncakeTrace needs block_tokens >= 1, found 0"),
     ("workload={use: request_table, path: a, num_requests: -1}", "RequestTable needs num_requests >= 1, found -1"),

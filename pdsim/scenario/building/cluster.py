@@ -23,6 +23,7 @@ from pdsim.cost.step_times import (
     captured_batches,
     pipeline_times,
 )
+from pdsim.inputs import InputError
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.cost_models import decode_model, draft_times, prefill_model
 from pdsim.scenario.building.encoding import Encoding, encoding, with_own_media
@@ -45,7 +46,6 @@ from pdsim.system.catalog import load_model, lookups_remembered
 from pdsim.system.memory import Role, memory_tier
 from pdsim.workload.client import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
-from pdsim.workload.trace_file import TraceError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
     require_room_for_run(scenario)
     try:
         return scenario.workload.requests(Streams(scenario.seed))
-    except TraceError as wrong:
+    except InputError as wrong:
         raise ConfigError(f"workload: {wrong}") from None
 
 
