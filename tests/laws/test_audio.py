@@ -116,7 +116,7 @@ def test_a_server_encodes_clips_within_the_forward_unless_encode_instances_do():
     assert (record.num_audio_tokens, record.num_image_tokens) == (104, 0)
     assert record.encode_end_ns - record.encode_start_ns == encoding_ns
     assert apart.result.summary()["total_input_text_tokens"] == 20
-    assert any("audio clips: times of the encoder are a roofline" in warning for warning in apart.result.warnings())
+    assert any("audio clips: times of the encoder come from" in warning for warning in apart.result.warnings())
 
 
 def test_each_encoder_takes_its_own_items_of_a_forward():
