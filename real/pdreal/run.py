@@ -81,7 +81,8 @@ def run_scenario(
             try:
                 keep_run(out, scenario, finished, quiet=quiet)
             except OSError as error:
-                real.failure = f"{out}: {error}; the run's logs are in {logs}, and `pdreal recover {out}` reads them"
+                why = error.strerror or error
+                real.failure = f"{out}: {why}; the run's logs are in {logs}, and `pdreal recover {out}` reads them"
     return finished, real
 
 
