@@ -14,7 +14,7 @@ def read_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, toke
 
 
 def write_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, heads: range, kv: torch.Tensor) -> None:
-    """Writes [tokens, len(heads), head_dim] into those heads of the pages in a list."""
+    """Writes kv, [tokens, len(heads), head_dim], into the given heads of the given pages, in order."""
     page, within = _positions(layout, pages, len(kv))
     part = slice(heads.start, heads.stop)
     if layout.order == "HND":

@@ -373,7 +373,7 @@ class InstanceMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSeen:
-    """Driver to router: the metrics of all living instances. Sent only if a routing policy reads metrics."""
+    """Simulator or real mode to router: metrics of all living instances. Sent only if a routing policy reads them."""
 
     instances: tuple[InstanceMetrics, ...]
 

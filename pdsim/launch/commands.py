@@ -285,7 +285,9 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
 
 
 def _as_given(scenario: Scenario, path: str) -> Any:
-    """The value of a field as a file would give it, with its unit. Of a component: its name."""
+    """The value of a field as a file would give it, with its unit. If the field names a policy, a load or another
+    exchangeable part: the name.
+    """
     found: Any = scenario.model_dump()
     for name in path.split("."):
         found = found[name] if isinstance(found, dict) else found  # a short form, such as 5 for a fixed length

@@ -293,7 +293,8 @@ _SHARE = 0.05
 at the end.
 """
 _DEVIATIONS = 3
-"""Number of standard deviations of the number of arrivals above which a difference is not taken for chance."""
+"""Arrivals and ends of requests may differ by this many standard deviations of the arrivals; a larger difference is not
+taken for chance."""
 _NUM_WINDOWS = 8
 """Number of windows into which the time of the arrivals is divided, to see how much the number of arrivals varies."""
 

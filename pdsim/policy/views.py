@@ -212,8 +212,8 @@ class InstanceLoad(Protocol):
 
     @property
     def num_sessions(self) -> int:
-        """Number of sessions with unfinished requests at the instance. 0 unless the policy has `reads_sessions =
-        True`, and with router.counts: streams.
+        """Number of sessions with unfinished requests at the instance. 0 if the policy lacks `reads_sessions =
+        True`, and always 0 with router.counts: streams.
         """
 
     @property

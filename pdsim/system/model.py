@@ -161,7 +161,7 @@ class LatentAttention:
         return int((self.kv_lora_rank + self.rope_dim) * self._latents_per_token)
 
     def num_window_elements(self, tp: int) -> int:
-        """Number of elements per token in windows. num_kv_elements does not include them."""
+        """Number of KV elements per token in all layers with a sliding window. num_kv_elements excludes them."""
         del tp
         return (self.kv_lora_rank + self.rope_dim) * self.num_window_layers
 

@@ -45,8 +45,8 @@ class AgenticMooncakeTrace(TimedTrace):
         positive(self, block_tokens=self.block_tokens)
 
     def specs(self) -> Iterator[RequestSpec]:
-        """Yields the requests, each after the requests that it waits for. So the caller may use only the first
-        requests.
+        """Yields the requests, each after the requests that it waits for, so that a caller can stop after any number of
+        them.
         """
         lines = _named_lines(self.path)
         found = self.block_tokens or block_tokens_of((line for line, _ in lines.values()), str(self.path))

@@ -103,6 +103,7 @@ def test_a_forward_without_an_end_is_found():
         runner=SimpleNamespace(run=lambda *_: may_end.wait() and []),
         mover=None,
         device=SimpleNamespace(type="cpu"),
+        stored=None,
         num_workers=0,
         enter_compute=lambda: None,
         enter_copies=lambda: None,
@@ -122,7 +123,8 @@ def test_a_forward_without_an_end_is_found():
 
 def test_a_rank_whose_forward_takes_too_long_ends_and_says_why():
     """Found by what it computes, though its main thread answers; and without a health section, too."""
-    server = {"gpu": "h100", "pool_tokens": 8192, "max_running_requests": 2, "chunked_prefill_tokens": 4096}
+    pool = {"pool_tokens": 8192, "max_running_requests": 2, "radix_cache": False}  # so that each prompt is computed
+    server = {"gpu": "h100", "chunked_prefill_tokens": 4096, **pool}
     options = Options(watchdog_timeout=0.01)
     scenario = clusters.scenario(prefill=None, decode=None, aggregated=server, workload__num_requests=1)
 
@@ -165,9 +167,12 @@ def test_launched_steps_are_looked_for_behind_what_the_thread_computes(error):
         return []
 
     resources = SimpleNamespace(
-        runner=SimpleNamespace(run=compute, launch=lambda _: Launched(error), expert_counts=None, logprobs=()),
+        runner=SimpleNamespace(
+            run=compute, launch=lambda _: Launched(error), expert_counts=None, logprobs=(), seeds=()
+        ),
         mover=None,
         device=SimpleNamespace(type="cpu"),
+        stored=None,
         num_workers=0,
         enter_compute=lambda: None,
         enter_copies=lambda: None,

@@ -252,7 +252,13 @@ def test_a_wrong_entry_or_folder_is_one_message_and_exit_code_2(own, tmp_path, c
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
     path = put(own, "gpus", "mine", "memory_bytes: many")
     for words, message in (
-        ([], f"pdsim: prefill: {path}: memory_bytes: expected a number from 0 on, found 'many'\n"),
+        (
+            [],
+            (
+                f"pdsim: {tmp_path / 'scenario.yaml'}: prefill: {path}: "
+                "memory_bytes: expected a number from 0 on, found 'many'\n"
+            ),
+        ),
         (["--catalog", "nowhere"], "pdsim: catalog nowhere: no such folder\n"),
     ):
         assert call("run", tmp_path / "scenario.yaml", *words) == 2

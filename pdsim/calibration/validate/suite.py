@@ -175,7 +175,7 @@ def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
 
     runs = folder / file.runs
     if not runs.resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{path}: runs: {file.runs} lies outside of {folder}; --runs names such a folder")
+        raise ConfigError(f"{path}: runs: {file.runs} lies outside of {folder}; name a folder elsewhere with --runs")
     return ValidationSuite(
         folder.resolve().name,
         folder / file.scenario,

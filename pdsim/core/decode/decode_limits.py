@@ -24,8 +24,7 @@ class DecodeLimits:
     """The instance checks its queue and its transfers once in this number of steps while requests run
     (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
-    """True: SaveKv and LoadKv tell the driver which pages to copy to host memory and back. A driver with real KV needs
-    True."""
+    """True: SaveKv and LoadKv say which pages are copied to host memory and back. Real mode needs True."""
     retracts_to_host_cache: bool = False
     """True: KV of retracted requests is stored in pages of the host cache (--disaggregation-decode-retraction-backup
     host_pool)."""

@@ -1,6 +1,7 @@
-"""The requests that one instance decodes, and the pages that they allocate. One call can count many steps.
+"""The requests that one instance decodes, and the pages that they allocate. One call can advance
+the batch by many steps.
 
-All requests run the same number of steps, so no step updates single requests. A request keeps the length that it had
+A step gives each request one token, so a counter of the batch's steps is enough. A request keeps the length that it had
 when it joined. Its phase tells in which steps it needs a new page:
 
   a request needs a page before step s  <=>  its KV then fills whole pages  <=>  s mod page_size == phase

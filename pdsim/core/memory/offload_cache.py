@@ -141,7 +141,7 @@ class OffloadCache:
         return node
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Decides a copy of host pages into these GPU pages. The host pages follow the first num_shared pages of the
+        """Orders a copy of host pages into these GPU pages. The host pages follow the first num_shared pages of the
         sequence. Their last token's state, if the model has states, is copied, too.
         """
         num_pages = len(pages) - self._pages_per_state

@@ -369,7 +369,7 @@ class PrefillInstance:
         return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
 
     def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
-        """Frees a request's pages and slot. again: the prompt may begin anew before its grant, if attempts are left."""
+        """Frees a request's pages and slot. again: it may be computed again before its grant, if attempts are left."""
         self.cache.drop(request.lease)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
         request.gives_way = False

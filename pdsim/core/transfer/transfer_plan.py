@@ -48,7 +48,7 @@ class RankPairLayout:
     """Number of decode ranks that divide the tokens of a page. A page of decode then has this many times the tokens of
     a prefill page. page_bytes is one decode rank's share of a prefill page."""
     pushes: bool = False
-    """True: a kernel writes all pages of a unit with one descriptor."""
+    """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
     """Bytes of a request's linear-attention state. The state is sent after the last page."""
     num_state_planes: int = 0

@@ -97,7 +97,7 @@ def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0)
     """Groups the slowest `percent` of the finished requests, at least one request, by cause.
 
     The cause is the part of a request's critical path that exceeds the median of all requests by most. If the run did
-    not record levels, waiting for admission counts for the part `handshake`.
+    not record the instances' queues and pools, waiting for admission counts as part of `handshake`.
     """
     if metric not in METRICS or not 0 < percent <= 100:  # noqa: PLR2004
         raise ValueError(f"tail({metric!r}, percent={percent:g}): a metric of {', '.join(METRICS)}, and above 0 to 100")

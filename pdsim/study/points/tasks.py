@@ -31,8 +31,8 @@ _ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario",
 """Packages whose code determines the numbers of a run."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
-"""Last columns of a row: times and tokens of each finished request, from which other SLOs are judged without a new run;
-the identity, whose digest is the key; and the classes of all requests, finished ones first.
+"""Last columns of a run's row: times and tokens of each finished request, from which other SLOs are judged without a
+new run; the run's identity, whose digest is the row's key; and the classes of all requests, finished ones first.
 """
 
 

@@ -37,8 +37,8 @@ class Answer:
     warnings: tuple[str, ...]
     """Warnings about step sizes outside the measured range."""
     limit: Limit | None
-    """The resource that limits the winner's throughput, or its latency with the least headroom. None: the run
-    stalled.
+    """The resource that limits the winner: its throughput or, if the load has a fixed rate, the latency that is nearest
+    to its limit. None: the run stalled.
     """
     run: RunResult = field(repr=False)
     """The run of the winner, with the load of its instances over time."""

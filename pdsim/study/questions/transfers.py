@@ -291,7 +291,7 @@ def _trap(study: Study, enough: str) -> list[str]:
     share = (trapped - staged) / (sliced - staged)
     if share < EQUAL:
         return [f"SGLang's default prefill buffer suffices: {text}, and the buffer has 64 MB (0.5.12)."]
-    how = f"{percent(share)} of the KV is sent as slices, which only the log says"
+    how = f"{percent(share)} of the KV is sent as slices, which only SGLang's log says"
     versions = "more than its prefill buffer of 64 MB (0.5.12)"
     return [f"SGLang's default is too small: {text}, {versions}. {how}: {_beside(study, enough, _TRAP)} without."]
 

@@ -89,8 +89,8 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for the ranks of an instance that died. Its ranks' Hello fails; other answers are no longer
-        needed.
+        """Stops waiting for the ranks of an instance that died. Whoever waits for their Hello gets an error; whoever
+        waits for another of their answers goes on without it.
         """
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)

@@ -42,7 +42,7 @@ class CacheGeometry:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one plane."""
+        """Bytes of one token in one plane (K or V of one layer)."""
         return self.num_kv_heads * self.head_bytes
 
     @property

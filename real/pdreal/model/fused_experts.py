@@ -139,8 +139,8 @@ def enter(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Writes a token's choices, and enters its rows into the lists of this rank's experts: FIRST to FIRST + LISTS -
-    1.
+    """Writes the experts that a token chose, and appends the token to the list of each of them that this rank holds:
+    experts FIRST to FIRST + LISTS - 1.
     """
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)

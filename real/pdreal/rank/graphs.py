@@ -221,7 +221,7 @@ class _ForwardInputs(NamedTuple):
     positions: Tensor
     """[most tokens]: position of each token in its sequence."""
     slots: Tensor
-    """[most tokens]: slot where the KV of each token goes."""
+    """[most tokens]: place in the KV cache where the KV of each token goes."""
     last: Tensor
     """[most sequences]: index of each sequence's last token."""
     num_tiles: Tensor
