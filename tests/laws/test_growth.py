@@ -34,7 +34,7 @@ OF_THE_LAST_CHOICE = "._policy._order"
 """The order of lpm's queue, of SGLang and of vLLM, made anew at each choice: as many as waited then."""
 ENDS_OF_THE_LAST_CHOICE = "_ends._ends"
 """When running requests end, as the last choice found: at most as many as ran then."""
-SESSIONS = "_sessions._sessions", "_sessions._idle"
+SESSIONS = "_sessions._sessions", "_sessions._idle", "._policy._places", "._bound.places"
 """The instance of each session: what has been idle for too long goes with the next choice."""
 BOUNDED = (TOLD_WITH_THE_NEXT_STEP, OF_THE_LAST_CHOICE, ENDS_OF_THE_LAST_CHOICE, *SESSIONS)
 
