@@ -44,4 +44,4 @@ def test_every_command_works_and_finds_the_profile_of_the_study(capsys, tmp_path
     decode = {name: float(value.split(",")[0]) for name, value in fitted["decode"]["parameters_ns"].items()}
     assert decode == pytest.approx({"base": 5.157e6, "per_request": 6290, "per_context_token": 37.38}, rel=0.01)
     errors = {kind: float(told["held_out_error"].split("%")[0]) for kind, told in fitted.items()}
-    assert errors == pytest.approx({"prefill": 7.0, "decode": 2.6}, abs=0.4)  # the optimum depends on the CPU
+    assert errors == pytest.approx({"prefill": 5.2, "decode": 2.6}, abs=0.4)  # the optimum depends on the CPU
