@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pdsim.core.encode.embedding_cache import EmbeddingCache
-from pdsim.core.encode.media_item import MediaItem
+from pdsim.core.encode.own_media import OwnMedia
 from pdsim.core.messages import PrefillStep
-from pdsim.core.routing.router import request_of
 from pdsim.cost.settings import Roofline
 from pdsim.cost.step_times import StepTimes
 from pdsim.system.catalog import GpuSpec
@@ -43,21 +41,16 @@ class EncoderTimes:
 class EncodingStepTimes(StepTimes):
     """Step times of a server that encodes images and audio clips itself, within the forward that computes their tokens.
 
-    A forward encodes each item of which it computes a token, unless the cache has its embeddings: in one call for each
-    modality (SGLang 0.5.23, managers/mm_schedule.py:541, _get_chunked_prefill_embedding). Without a cache, an item that
-    two chunks share is encoded twice.
+    A forward encodes its items in one call for each modality.
     """
 
     encoders: Mapping[str, EncoderTimes]
-    media: Mapping[int, Sequence[MediaItem]]
-    """Images and audio clips of each request that has any, by the client's id."""
-    embedding_bytes: Mapping[str, int]
-    """Bytes of the embeddings of one token, by modality."""
-    cache: EmbeddingCache
+    """Times of the model's encoders, by modality."""
+    own: OwnMedia
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward and of encoding its images and audio clips."""
-        missing = self._missing(step)
+        missing = self.own.to_encode(step)
         encoding_ns = sum(
             times.ns([item.num_tokens for item in missing if item.modality == modality])
             for modality, times in self.encoders.items()
@@ -66,19 +59,4 @@ class EncodingStepTimes(StepTimes):
 
     def restart(self) -> None:
         super().restart()
-        self.cache.clear()
-
-    def _missing(self, step: PrefillStep) -> list[MediaItem]:
-        """Returns the distinct items of the forward that the cache lacks. Also adds them to the cache, as far as they
-        fit.
-        """
-        found = {
-            (item.modality, item.media_id): item
-            for chunk in step.chunks
-            for item in self.media.get(request_of(chunk.request_id), ())
-            if item.modality in self.encoders and item.is_in(chunk.num_context_tokens, chunk.num_tokens)
-        }
-        missing = {key: item for key, item in found.items() if not self.cache.has(key)}
-        for key, item in missing.items():
-            self.cache.add(key, item.num_tokens * self.embedding_bytes[item.modality])
-        return list(missing.values())
+        self.own.clear()

@@ -181,7 +181,8 @@ class Clients:
         self._ended = ended
         self._num_requests = len(cluster.requests)
         self._is_disaggregated = cluster.interconnect is not None
-        self._has_encoders = cluster.encoding is not None
+        self._encoded = () if cluster.encoding is None else tuple(cluster.encoding.times)
+        """Modalities that encode instances encode. Other media only count as tokens."""
         self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
@@ -233,7 +234,7 @@ class Clients:
             priority = self._priorities.get(spec.request_class, 0)
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
             named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
-            media = spec.media if self._has_encoders else ()
+            media = tuple([item for item in spec.media if item.modality in self._encoded])
             cached = () if self.cached is None else self.cached(spec.prompt)
             self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media, spec.agent, cached))
 

@@ -12,6 +12,7 @@ from pdsim.core.encode.embedding_cache import EmbeddingCache
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.encode.encode_instance import EncodeInstance
 from pdsim.core.encode.media_item import MediaItem
+from pdsim.core.encode.own_media import OwnMedia
 from pdsim.core.messages import EncodeMedia, EncodeStep, NewRequest, PrefillChunk, PrefillStep, StepResult
 from pdsim.core.sequence import Spans
 from pdsim.cost.encoding import EncoderTimes
@@ -126,11 +127,21 @@ def test_each_encoder_takes_its_own_items_of_a_forward():
     ]
     encoders = [load_model("qwen3-vl-8b").encoder, load_model(MODEL).audio_encoder]
     image, audio = (EncoderTimes(encoder, load_gpu("h100")) for encoder in encoders)
-    cache = EmbeddingCache(0)
-    both = replace(times, encoders={"image": image, "audio": audio}, embedding_bytes=BYTES, cache=cache)
-    none = replace(times, encoders={}, cache=cache)
+    own = OwnMedia({0: spec.media}, BYTES, EmbeddingCache(0))
+    both = replace(times, encoders={"image": image, "audio": audio}, own=own)
+    none = replace(times, encoders={}, own=own)
     step = PrefillStep(1, (PrefillChunk(0, 0, 10_020, is_last=True),))
     assert both.prefill_ns(step, 0) - none.prefill_ns(step, 0) == image.ns([4000]) + audio.ns([6000])
+
+
+def test_media_that_the_model_cannot_encode_count_as_tokens_beside_encode_instances():
+    spec = clip(104)._replace(media=(MediaItem(0, 40, 0), MediaItem(40, 64, 0, "audio")))
+    apart = run(small(spec, model="qwen3-vl-8b", encode={"gpu": "h100"}))
+    record = apart.records.requests[0]
+    assert (record.outcome, record.num_image_tokens, record.num_audio_tokens) == ("finished", 40, 64)
+    image = EncoderTimes(load_model("qwen3-vl-8b").encoder, load_gpu("h100"))
+    assert record.encode_end_ns - record.encode_start_ns == image.ns([40])
+    assert any("has no audio encoder" in warning for warning in apart.result.warnings())
 
 
 @pytest.mark.parametrize("num_distinct", [None, 3])

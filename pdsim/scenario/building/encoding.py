@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from pdsim.core.encode.embedding_cache import EmbeddingCache
 from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.core.encode.own_media import OwnMedia
 from pdsim.cost.encoding import EncoderTimes, EncodingStepTimes
 from pdsim.cost.step_times import StepTimes
 from pdsim.scenario.building.sizing import encode_ids, layout_of, roles
@@ -143,8 +144,6 @@ def with_own_media(
         found[name] = EncodingStepTimes(
             **own,
             encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
-            media=media,
-            embedding_bytes=_embedding_bytes(encoders),
-            cache=EmbeddingCache(EMBEDDING_CACHE_BYTES),
+            own=OwnMedia(media, _embedding_bytes(encoders), EmbeddingCache(EMBEDDING_CACHE_BYTES)),
         )
     return found
