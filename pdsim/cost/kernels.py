@@ -246,6 +246,7 @@ def products(layout: Layout) -> tuple[float, float]:
 
 
 _CUTLASS_TILE = 256
+"""Number of tokens in a tile of CUTLASS's fp8 products on Hopper (see pdsim.cost.model.tiled)."""
 
 
 def tile_tokens(layout: Layout) -> int:

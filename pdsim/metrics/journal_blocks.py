@@ -1,5 +1,5 @@
-"""Writes and reads the calls of a journal in blocks. A block is a line of JSON with columns, which is several times
-faster than a line for each call.
+"""Writes and reads the calls of a journal in blocks. A block is a line of JSON with columns, in which each message
+stands once; lines of single calls take longer to write and to read.
 
 A block has two keys. `objects` has the messages, steps and results of its calls, each once: a list of kinds, each with
 a column for each field. Objects are numbered in this order from 0. An object that stands in a field of another comes

@@ -38,8 +38,8 @@ class JournalProof:
 
 
 class JournalWriter:
-    """Writes the journal of a run in blocks of many entries, which takes two thirds of the time of single entries. An
-    interrupted run keeps all blocks that were written before.
+    """Writes the journal of a run in blocks of many entries. An interrupted run keeps all blocks that were written
+    before.
     """
 
     def __init__(self, file: Any) -> None:

@@ -29,4 +29,4 @@ def test_groups_are_as_large_as_measured_ones(together):
             assert min(max(measured), max(simulated)) > 0.8 * clients
         else:
             assert max(*measured, *simulated) <= 8
-            assert fmean(simulated) == pytest.approx(fmean(measured), rel=0.45)
+            assert fmean(simulated) == pytest.approx(fmean(measured), rel=0.41 if arm == "llama_c32" else 0.4)

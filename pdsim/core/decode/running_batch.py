@@ -1,5 +1,5 @@
-"""The requests that one instance decodes, and the pages that they allocate. One call can advance
-the batch by many steps.
+"""The requests that one instance decodes, and the pages that they allocate. One call can advance the
+batch by many steps.
 
 A step gives each request one token, so a counter of the batch's steps is enough. A request keeps the length that it had
 when it joined. Its phase tells in which steps it needs a new page:
