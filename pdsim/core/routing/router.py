@@ -146,7 +146,7 @@ class Router:
         """Interval in ns at which the driver must send MetricsSeen to the router. 0: never."""
         self.reads_sessions = any(one.reads_sessions for one in self.roles.values())
         self.asked_caches = prefill.instance_ids if prefill.reads_caches else []
-        """Ids of the instances whose cached tokens of the prompt each Arrival must have. Empty: no policy reads them."""
+        """Ids of the instances whose cached tokens each Arrival must have. Empty: no policy reads them."""
         self._backing_off: list[tuple[int, int, int]] = []
         """Heap of (time in ns, request id, number of the retry). An entry whose request was cancelled has no effect."""
         self._draws = Draws()
