@@ -681,6 +681,13 @@ class PrefillChunk:
     num_tokens: int
     is_last: bool
 
+    @property
+    def num_pairs(self) -> float:
+        """Number of pairs of a new token and a token that it attends to: all context tokens, and on average half of the
+        chunk.
+        """
+        return self.num_tokens * (self.num_context_tokens + self.num_tokens / 2)
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:

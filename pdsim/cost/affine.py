@@ -6,7 +6,7 @@ from math import exp
 from typing import TYPE_CHECKING
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.model import DecodeLine, Terms, attended_pairs, tiled
+from pdsim.cost.model import DecodeLine, Terms, tiled
 
 if TYPE_CHECKING:
     from pdsim.cost.settings import Affine, AffineTable
@@ -37,12 +37,12 @@ class AffineModel:
         per_pair_ns = settings.prefill_graph_per_pair_ns if graph else settings.prefill_per_pair_ns
         idle_rows = -num_tokens % settings.prefill_wave_tokens / num_tokens
         waves = idle_rows * sum(chunk.num_tokens * chunk.num_context_tokens for chunk in chunks)
-        pairs = sum(attended_pairs(chunk) for chunk in chunks) + waves
+        pairs = sum([chunk.num_pairs for chunk in chunks]) + waves
         continued = [chunk for chunk in chunks if chunk.num_context_tokens]
         return (
             self._tokens_ns(graph or tiled(num_tokens, settings.prefill_tile_tokens)),
             per_pair_ns * pairs,
-            settings.prefill_per_continued_pair_ns * sum(map(attended_pairs, continued)),
+            settings.prefill_per_continued_pair_ns * sum([chunk.num_pairs for chunk in continued]),
             settings.prefill_per_context_token_ns * sum(chunk.num_context_tokens for chunk in continued),
             settings.prefill_per_prompt_ns * len(chunks),
         )

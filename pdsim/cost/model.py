@@ -69,13 +69,6 @@ class CostSettings(Protocol):
     def model(self, layout: Layout) -> CostModel: ...
 
 
-def attended_pairs(chunk: PrefillChunk) -> float:
-    """Number of pairs of a new token and a token that it attends to: all context tokens, and on average half of the
-    chunk.
-    """
-    return chunk.num_tokens * (chunk.num_context_tokens + chunk.num_tokens / 2)
-
-
 LEAST_TILES = 4
 """Matrix kernels compute a forward in their largest tiles if it has more tokens than this number of tiles."""
 
@@ -95,4 +88,4 @@ def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
     """Number of attended pairs if each new token attends only to the last window_tokens tokens."""
     first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
     beyond, before = max(0, last - window_tokens), max(0, first - window_tokens)
-    return attended_pairs(chunk) - (beyond * beyond - before * before) / 2
+    return chunk.num_pairs - (beyond * beyond - before * before) / 2

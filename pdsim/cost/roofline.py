@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.gathers import NO_GATHERS, Collectives
 from pdsim.cost.host_traffic import host_traffic
-from pdsim.cost.model import DecodeLine, Terms, attended_pairs, tiled, window_pairs
+from pdsim.cost.model import DecodeLine, Terms, tiled, window_pairs
 from pdsim.cost.reductions import AllReduces, LayerSums, Nccl, RankSums
 from pdsim.system.memory import Layout
 from pdsim.system.model import Experts, ModelSpec
@@ -28,6 +28,7 @@ class RooflineModel:
         spec, gpu, tp = layout.model, layout.gpu, layout.tp
         self._settings = settings
         self._spec = spec
+        self._flops_per_pair = spec.attention.flops_per_pair
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
@@ -45,8 +46,7 @@ class RooflineModel:
         self._activation_ns = _activation_ns(settings, layout)
         kv = settings.fp8_kv_bandwidth if layout.kv_dtype == "fp8" else settings.kv_bandwidth
         token_ns = 1e9 * layout.read_token_bytes / gpu.memory_bandwidth
-        self._window_share = spec.attention.window_share
-        self._window_tokens = spec.attention.window_tokens
+        self._window_share, self._window_tokens = spec.attention.window_share, spec.attention.window_tokens
         windows_ns = self._window_share * self._window_tokens * token_ns / kv
         token_ns *= 1 - self._window_share
         self._distinct_token_ns = token_ns / max(kv, settings.memory_efficiency)
@@ -54,14 +54,14 @@ class RooflineModel:
         reductions = partial(
             AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, nccl=nccl
         )
-        self._reductions = LayerSums(layout, reductions)
+        self._layer_sums = LayerSums(layout, reductions) if layout.tp * layout.cp > 1 else None
+        """None: no GPU adds up the outputs of several."""
         self._divides = layout.cp > 1 or layout.dcp > 1
         collectives = Collectives(layout, settings.all_reduce_ns, settings.link_efficiency)
         self._prompts = collectives.of_prompts()
         self._queries = collectives.of_queries()
         self._contexts = collectives.of_contexts()
-        self._dp = layout.dp
-        self._cp = layout.cp
+        self._dp, self._cp = layout.dp, layout.cp
         self._busiest = 1 + layout.expert_skew
         """Number of tokens that the experts of the busiest GPU compute, divided by the mean of all GPUs."""
         per_read = 1 / layout.num_verified_tokens  # all tokens that a step verifies of a request share one read
@@ -86,7 +86,7 @@ class RooflineModel:
         shared = num_tokens if expert_tokens is None else expert_tokens
         routed = shared * self._busiest
         work_ns = self._matrices_ns(num_tokens, routed, num_groups) + self._attention_ns(step, num_groups)
-        work_ns += self._reductions.ns(num_tokens, num_groups) + self._activation_ns * num_tokens / num_groups
+        work_ns += self._layer_sums_ns(num_tokens, num_groups) + self._activation_ns * num_tokens / num_groups
         if self._sums is not None:
             work_ns += self._sums.prefill_ns(shared)
         if self._divides:
@@ -105,7 +105,7 @@ class RooflineModel:
             **self._expert_terms(routed),
             "attention": self._attention_ns(step, num_groups),
             "activations": self._activation_ns * num_tokens / num_groups,
-            "all-reduce": self._reductions.ns(num_tokens, num_groups),
+            "all-reduce": self._layer_sums_ns(num_tokens, num_groups),
         }
         if self._sums is not None:
             work["all-reduce"] += self._sums.prefill_ns(num_tokens)
@@ -125,11 +125,11 @@ class RooflineModel:
         return self._cp if min([chunk.num_tokens for chunk in step.chunks]) >= 2 * self._cp else 1
 
     def _attention_ns(self, step: PrefillStep, num_groups: int) -> float:
-        pairs = sum(map(attended_pairs, step.chunks))
+        pairs = sum([chunk.num_pairs for chunk in step.chunks])
         if self._window_share:
             nearby = sum([window_pairs(chunk, self._window_tokens) for chunk in step.chunks])
             pairs += self._window_share * (nearby - pairs)
-        return 1e9 * self._spec.attention.flops_per_pair * pairs / (self._attention_flops * num_groups)
+        return 1e9 * self._flops_per_pair * pairs / (self._attention_flops * num_groups)
 
     def _overhead_ns(self, step: PrefillStep) -> float:
         settings = self._settings
@@ -146,7 +146,7 @@ class RooflineModel:
         terms = {
             "matrices": self._matrices_ns(num_requests, routed, 1),
             **self._expert_terms(routed),
-            "all-reduce": self._reductions.ns(num_requests, 1),
+            "all-reduce": self._layer_sums_ns(num_requests, 1),
             "state": num_requests * self._state_ns,
             "layers": self._settings.decode_layer_ns * self._spec.num_layers,
             "overhead": self._settings.step_overhead_ns,
@@ -161,12 +161,20 @@ class RooflineModel:
 
     def _matrices_ns(self, num_tokens: int, routed: float, num_groups: int) -> float:
         computed = routed * num_groups / self._cp  # all groups share the experts
-        num_tiled = tiled(-(-num_tokens // num_groups), self._settings.matrix_tile_tokens) * num_groups
-        operations = self._flops_per_token * num_tiled + self._routed_flops_per_token * (computed - num_tokens)
+        num_rows = -(-num_tokens // num_groups)
+        if self._settings.matrix_tile_tokens > 1:
+            num_rows = tiled(num_rows, self._settings.matrix_tile_tokens)
+        operations = self._flops_per_token * (num_rows * num_groups)
+        operations += self._routed_flops_per_token * (computed - num_tokens)
         compute = operations / (self._matrix_flops * num_groups)
-        expert_bytes = 0.0 if self._experts else self._spec.expert_bytes_read(routed * self._dp) / (self._dp * self._cp)
-        read = (self._shared_bytes_read + expert_bytes) / self._memory_bandwidth
+        bytes_read = self._shared_bytes_read
+        if self._routed_flops_per_token:
+            bytes_read += self._spec.expert_bytes_read(routed * self._dp) / (self._dp * self._cp)
+        read = bytes_read / self._memory_bandwidth
         return 1e9 * max(compute, read) + self._exchange_ns + routed * self._exchange_token_ns
+
+    def _layer_sums_ns(self, num_tokens: int, num_groups: int) -> float:
+        return 0.0 if self._layer_sums is None else self._layer_sums.ns(num_tokens, num_groups)
 
     def _expert_terms(self, num_tokens: float) -> Terms:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}

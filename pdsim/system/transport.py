@@ -6,7 +6,7 @@ Of the formulas that were tried, this one predicts held-out measurements of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 Path = tuple[tuple[str, float], ...]
@@ -15,21 +15,14 @@ Path = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The links of a cluster, and the path from each prefill instance to each decode instance. Paths are those of one
-    prefill rank.
+    """The links of a cluster. A path from a prefill instance to a decode instance is the way out of the first and the
+    way in to the second, for one prefill rank.
     """
 
     capacity: Mapping[str, float]
     """Bandwidth of each link in bytes per second."""
     ways_out: Mapping[str, Path]
     ways_in: Mapping[str, Path]
-    _paths: dict[tuple[str, str], Path] = field(default_factory=dict, init=False)
-
-    def path(self, source: str, target: str) -> Path:
-        path = self._paths.get((source, target))
-        if path is None:
-            path = self._paths[source, target] = self.ways_out[source] + self.ways_in[target]
-        return path
 
 
 LinkKind = Literal["nic", "nvlink", "host"]
@@ -76,9 +69,17 @@ class Transport:
     differently."""
     sources: dict[str, str]
 
-    def posting_ns(self, num_descriptors: int) -> int:
-        """Time in ns for posting descriptors before the first byte moves."""
-        return round((1 - self.overlap) * self.descriptor_ns * num_descriptors)
+    @property
+    def posting_each_ns(self) -> float:
+        """Time in ns for posting one descriptor before the first byte moves."""
+        return (1 - self.overlap) * self.descriptor_ns
+
+    @property
+    def moving_each_ns(self) -> float:
+        """Minimum time in ns for moving the bytes of one descriptor, because the last byte moves only after the last
+        descriptor is posted.
+        """
+        return self.overlap * self.descriptor_ns
 
     def loop_pace(self, num_posting: int) -> float:
         """Speed of an instance's loop while num_posting workers post descriptors, as a share of its normal speed."""
@@ -94,7 +95,3 @@ class Transport:
         time.
         """
         return self.turn_ns + self.loop_turn_ns / num_posting
-
-    def least_moving_ns(self, num_descriptors: int) -> float:
-        """Minimum time in ns for moving bytes, because the last byte moves only after the last descriptor is posted."""
-        return self.overlap * self.descriptor_ns * num_descriptors

@@ -4,7 +4,7 @@ yields.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from math import ceil, log, sqrt
 from random import Random
 from typing import Protocol
@@ -44,7 +44,7 @@ class Fixed:
 
     def sampler(self, random: Random) -> Callable[[], int]:
         del random
-        return lambda: self.tokens
+        return repeat(self.tokens).__next__
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,11 @@ def test_transfers_arrive_when_fair_links_bring_them(loads, gpus_per_nic, shared
     topology = traced.cluster.interconnect.topology
     transfers = [t for t in traced.records.transfers if t.num_bytes]
     flows = [
-        NaiveFlow(topology.path(t.source, t.target), t.num_bytes / 2, t.start_ns + t.setup_ns + t.posting_ns)
+        NaiveFlow(
+            topology.ways_out[t.source] + topology.ways_in[t.target],
+            t.num_bytes / 2,
+            t.start_ns + t.setup_ns + t.posting_ns,
+        )
         for t in transfers
     ]
     ends = ends_ns(flows, topology.capacity)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pdsim.cli import main
 from pdsim.core.messages import PrefillChunk, PrefillStep
-from pdsim.cost.model import attended_pairs, window_pairs
+from pdsim.cost.model import window_pairs
 from pdsim.cost.settings import Roofline
 from pdsim.system.catalog import VARIABLE, EntryError, build, load_gpu, load_model
 from pdsim.system.checkpoint.entry import entry_of
@@ -304,7 +304,7 @@ def test_pairs_within_a_window(context, num_tokens, window):
     chunk = PrefillChunk(0, context, num_tokens, True)
     counted = sum(min(position + 0.5, window) for position in range(context, context + num_tokens))
     assert window_pairs(chunk, window) == pytest.approx(counted, abs=0.2)
-    assert window_pairs(chunk, 700) == attended_pairs(chunk)
+    assert window_pairs(chunk, 700) == chunk.num_pairs
 
 
 def test_a_window_bounds_what_attention_computes_and_reads():

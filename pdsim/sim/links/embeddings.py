@@ -34,13 +34,15 @@ class EmbeddingMoves:
     def begin(self, sent: m.SendEmbeddings, start_ns: int, end_ns: int) -> None:
         """Sends embeddings. start_ns, end_ns: begin and end of encoding."""
         transport = self._encoding.transport
-        setup_ns = transport.batch_ns + transport.posting_ns(1)
+        setup_ns = transport.batch_ns + round(transport.posting_each_ns)
         self._bus.timeline.after(setup_ns, self._move, EmbeddingMove(self, sent, start_ns, end_ns))
 
     def _move(self, move: EmbeddingMove) -> None:
-        sent, least_ns = move.sent, self._encoding.transport.least_moving_ns(1)
+        sent, least_ns = move.sent, self._encoding.transport.moving_each_ns
         limit = 1e9 * sent.num_bytes / least_ns if least_ns else inf
-        self._flows.begin(move, sent.num_bytes, self._encoding.topology.path(sent.source, sent.target), limit)
+        topology = self._encoding.topology
+        path = topology.ways_out[sent.source] + topology.ways_in[sent.target]
+        self._flows.begin(move, sent.num_bytes, path, limit)
 
     def on_arrived(self, move: EmbeddingMove) -> None:
         sent, now_ns = move.sent, self._bus.timeline.now_ns

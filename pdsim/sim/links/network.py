@@ -72,6 +72,8 @@ class Network:
         self._timeline = timeline
         self._topology = interconnect.topology
         self._transport = interconnect.transport
+        self._posting_each_ns = interconnect.transport.posting_each_ns
+        self._moving_each_ns = interconnect.transport.moving_each_ns
         self._wire = interconnect.wire
         self._staging = interconnect.staging
         self._on_done = on_done
@@ -95,7 +97,7 @@ class Network:
         if unit.cell is not None:
             assert self._staging is not None
             setup_ns += num_targets * self._staging.gather_ns(unit.num_bytes)
-        now_ns, least_ns = self._timeline.now_ns, self._transport.least_moving_ns(unit.num_descriptors * num_targets)
+        now_ns, least_ns = self._timeline.now_ns, self._moving_each_ns * (unit.num_descriptors * num_targets)
         transfer = Transfer(unit, unit.num_bytes * num_targets, now_ns, now_ns, setup_ns, least_ns)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
@@ -156,7 +158,7 @@ class Network:
             self._on_posting(source, self._transport.loop_pace(self._num_in_turns(source)))
 
     def _posting_ns(self, transfer: Transfer) -> int:
-        return self._transport.posting_ns(transfer.unit.num_descriptors * self._wire.num_targets)
+        return round(self._posting_each_ns * (transfer.unit.num_descriptors * self._wire.num_targets))
 
     def _move(self, transfer: Transfer) -> None:
         if transfer.is_over or transfer.is_stuck:
@@ -167,7 +169,8 @@ class Network:
             return
         unit = transfer.unit
         limit = 1e9 * transfer.num_bytes / transfer.least_ns if transfer.least_ns else inf
-        self.flows.begin(transfer, transfer.num_bytes, self._topology.path(unit.source, unit.target), limit)
+        path = self._topology.ways_out[unit.source] + self._topology.ways_in[unit.target]
+        self.flows.begin(transfer, transfer.num_bytes, path, limit)
 
     def _on_arrived(self, owner: Any) -> None:
         if isinstance(owner, Transfer):

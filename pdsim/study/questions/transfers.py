@@ -205,8 +205,8 @@ def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Tor
         wire.num_writers, wire.num_targets
     )
     bandwidth = min(bandwidth, engine.max_bandwidth or bandwidth)
-    moving_ns = max(engine.least_moving_ns(load.num_descriptors), load.num_bytes / bandwidth * 1e9)
-    ns = engine.batch_ns + engine.posting_ns(load.num_descriptors) + moving_ns
+    moving_ns = max(engine.moving_each_ns * load.num_descriptors, load.num_bytes / bandwidth * 1e9)
+    ns = engine.batch_ns + round(engine.posting_each_ns * load.num_descriptors) + moving_ns
     return Torn(load.num_descriptors, load.num_bytes, ns / 1e6)
 
 
