@@ -1,12 +1,13 @@
 """Gated delta nets over states in slots: one token of each sequence (decode), or chunks of several (prefill).
 
 Both compute pdreal.model.delta's recur and scan. Decode reads and writes each state once; with 128 x 128 states in fp32
-these bytes are nearly all its traffic. Prefill solves all chunks of 64 tokens at once (prepare), then goes from chunk
-to chunk with a part of the state in registers (scan). Slot 0 belongs to nobody.
+these bytes are nearly all its traffic. Prefill works as SGLang (kernels/ops/attention/fla/chunk.py): it solves all
+chunks of 64 tokens at once (prepare), goes from chunk to chunk with a part of the state in registers (scan), then
+computes the outputs of all chunks at once. Slot 0 belongs to nobody.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import triton
@@ -15,12 +16,8 @@ from torch import Tensor
 
 CHUNK_TOKENS = 64
 _CHANNELS = 256
-_STEP_VALUES, _SCAN_VALUES = 16, 32
-"""Number of value dimensions of a head that one program computes, in decode and in prefill."""
-
-
-_LARGE_TILES = {"num_warps": 8, "num_stages": 1}
-"""Tiles of 64 x 128 in fp32 would not fit shared memory several times."""
+_STEP_VALUES, _SCAN_VALUES, _OUTPUT_VALUES = 16, 32, 64
+"""Number of value dimensions of a head that one program computes: of a step, of states, and of outputs."""
 
 
 class Recurrence(Protocol):
@@ -55,8 +52,9 @@ class Recurrence(Protocol):
 
 
 @triton.jit
-def normalised(x, axis: tl.constexpr):
-    return x * tl.expand_dims(tl.rsqrt(tl.sum(x * x, axis) + 1e-6), axis)
+def inverse_length(x, axis: tl.constexpr):
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, axis) + 1e-6)
 
 
 @triton.jit
@@ -103,8 +101,9 @@ def step_kernel(
     own, second = tl.load(slots + row).to(tl.int64), tl.load(tracked + row).to(tl.int64)
     inputs = mixed + row * (2 * KEY_HEADS * KEY + HEADS * VALUE)
     key_head = head // (HEADS // KEY_HEADS)
-    q = normalised(tl.load(inputs + key_head * KEY + key).to(tl.float32), 0) * (KEY**-0.5)
-    k = normalised(tl.load(inputs + (KEY_HEADS + key_head) * KEY + key).to(tl.float32), 0)
+    q = tl.load(inputs + key_head * KEY + key).to(tl.float32)
+    k = tl.load(inputs + (KEY_HEADS + key_head) * KEY + key).to(tl.float32)
+    q, k = q * inverse_length(q, 0) * (KEY**-0.5), k * inverse_length(k, 0)
     v = tl.load(inputs + 2 * KEY_HEADS * KEY + head * VALUE + value).to(tl.float32)
     rate, bias = tl.load(rates + head), tl.load(biases + head)
     decay, beta = decay_and_beta(decays, betas, row * gate_stride + head, row >= 0, rate, bias)
@@ -232,9 +231,27 @@ def conv_state_kernel(
 
 
 @triton.jit
+def inverse_of(system, place, SIZE: tl.constexpr, PRECISION: tl.constexpr):
+    """Returns the inverse of 1 + system, [SIZE, SIZE], where system is 0 on and above its diagonal.
+
+    The inverse of a block [[A, 0], [C, B]] is [[a, 0], [-b C a, b]], with the inverses a and b of A and B. So the
+    inverses of all blocks on the diagonal are known from those of half their size, beginning with single numbers.
+    """
+    row, column = place[:, None], place[None, :]
+    inverse = tl.where(row == column, 1.0, 0.0)
+    size = 1
+    while size < SIZE:
+        joined = tl.where((row // (2 * size) == column // (2 * size)) & (row // size != column // size), system, 0.0)
+        left = tl.dot(inverse, joined, input_precision=PRECISION)
+        inverse -= tl.dot(left, inverse, input_precision=PRECISION)
+        size *= 2
+    return inverse
+
+
+@triton.jit
 def prepare_kernel(
     mixed, betas, decays, rates, biases, ranges, totals, from_values, from_keys, gate_stride, HEADS: tl.constexpr,
-    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
+    KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Solves the recurrence within one chunk of one head, for a state of zeros (from_values) and as a factor on the
     state (from_keys). Writes also the sums of decays up to each token (totals).
@@ -247,65 +264,90 @@ def prepare_kernel(
     row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE)
     key_head = head // (HEADS // KEY_HEADS)
     k = tl.load(row + (KEY_HEADS + key_head) * KEY + key[None, :], mask=live[:, None], other=0.0)
-    k = normalised(k.to(tl.float32), 1)
     v = tl.load(row + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :], mask=live[:, None], other=0.0)
     rate, bias = tl.load(rates + head), tl.load(biases + head)
     decay, beta = decay_and_beta(decays, betas, token * gate_stride + head, live, rate, bias)
-    total = tl.cumsum(decay, 0)
+    total, unit = tl.cumsum(decay, 0), inverse_length(k, 1)
     earlier = place[:, None] > place[None, :]
-    faded = tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0))
-    system = tl.dot(k * beta[:, None], tl.trans(k), input_precision="ieee") * tl.where(earlier, faded, 0.0)
-    inverse = tl.where(place[:, None] == place[None, :], 1.0, 0.0)
-    for i in range(1, CHUNK):  # forward substitution, row by row
-        factors = tl.sum(tl.where((place == i)[:, None], system, 0.0), 0)
-        solved = tl.sum(factors[:, None] * inverse, 0)
-        inverse -= tl.where((place == i)[:, None], solved[None, :], 0.0)
+    faded = tl.exp(tl.where(earlier, total[:, None] - total[None, :], 0.0)) * (beta * unit)[:, None] * unit[None, :]
+    system = tl.where(earlier, tl.dot(k, tl.trans(k), input_precision=PRECISION) * faded, 0.0)
+    inverse = inverse_of(system, place, CHUNK, PRECISION)
     at = token * HEADS + head
-    values = tl.dot(inverse, v.to(tl.float32) * beta[:, None], input_precision="ieee")
-    keys = tl.dot(inverse, k * (beta * tl.exp(total))[:, None], input_precision="ieee")
-    tl.store(from_values + at[:, None] * VALUE + value[None, :], values, mask=live[:, None])
-    tl.store(from_keys + at[:, None] * KEY + key[None, :], keys, mask=live[:, None])
+    of_values, of_keys = inverse * beta[None, :], inverse * (beta * unit * tl.exp(total))[None, :]
+    values = tl.dot(of_values.to(v.dtype), v, input_precision=PRECISION)
+    keys = tl.dot(of_keys.to(k.dtype), k, input_precision=PRECISION)
+    tl.store(from_values + at[:, None] * VALUE + value[None, :], values.to(v.dtype), mask=live[:, None])
+    tl.store(from_keys + at[:, None] * KEY + key[None, :], keys.to(k.dtype), mask=live[:, None])
     tl.store(totals + at, total, mask=live)
 
 
 @triton.jit
 def scan_kernel(
-    mixed, totals, from_values, from_keys, states, sources, firsts, ranges, out, HEADS: tl.constexpr,
+    mixed, totals, from_values, from_keys, states, befores, sources, firsts, ranges, HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Goes through the chunks of one sequence, for some value dimensions of one head."""
+    """Goes through the chunks of one sequence, for some value dimensions of one head. Writes the state before each
+    chunk (befores), and what each token adds to the state in place of from_values.
+    """
     sequence, head = tl.program_id(0), tl.program_id(1)
     place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
     value = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    key_head = head // (HEADS // KEY_HEADS)
+    of_keys = (KEY_HEADS + head // (HEADS // KEY_HEADS)) * KEY + key[None, :]
     of_head = (head * KEY + key[:, None]) * VALUE + value[None, :]
     source = tl.load(sources + sequence).to(tl.int64)
     state = tl.load(states + source * HEADS * KEY * VALUE + of_head, mask=source > 0, other=0.0).to(tl.float32)
-    for chunk in range(tl.load(firsts + sequence), tl.load(firsts + sequence + 1)):
+    first = tl.load(firsts + sequence)
+    kept = befores + first.to(tl.int64) * HEADS * KEY * VALUE + of_head
+    for chunk in range(first, tl.load(firsts + sequence + 1)):
         begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
         slot = tl.load(ranges + 3 * chunk + 2).to(tl.int64)
         token, live = (begin + place).to(tl.int64), begin + place < end
-        row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE)
-        q = tl.load(row + key_head * KEY + key[None, :], mask=live[:, None], other=0.0).to(tl.float32)
-        k = tl.load(row + (KEY_HEADS + key_head) * KEY + key[None, :], mask=live[:, None], other=0.0).to(tl.float32)
-        q, k = normalised(q, 1) * (KEY**-0.5), normalised(k, 1)
-        at = token * HEADS + head
+        row, at = token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE), token * HEADS + head
+        k = tl.load(mixed + row + of_keys, mask=live[:, None], other=0.0)
         last = tl.load(totals + (end - 1).to(tl.int64) * HEADS + head)
         total = tl.load(totals + at, mask=live, other=0.0)
-        new = tl.load(from_values + at[:, None] * VALUE + value[None, :], mask=live[:, None], other=0.0)
+        made = from_values + at[:, None] * VALUE + value[None, :]
+        new = tl.load(made, mask=live[:, None], other=0.0).to(tl.float32)
         read = tl.load(from_keys + at[:, None] * KEY + key[None, :], mask=live[:, None], other=0.0)
-        new -= tl.dot(read, state, input_precision=PRECISION)
-        seen = (place[:, None] >= place[None, :]) & live[:, None]
-        faded = tl.where(seen, tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0)), 0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * faded
-        made = tl.dot(q * tl.exp(total)[:, None], state, input_precision=PRECISION)
-        made += tl.dot(scores, new, input_precision=PRECISION)
-        tl.store(out + at[:, None] * VALUE + value[None, :], made.to(out.dtype.element_ty), mask=live[:, None])
-        k *= tl.where(live, tl.exp(last - total), 0.0)[:, None]
-        state = state * tl.exp(last) + tl.dot(tl.trans(k), new, input_precision=PRECISION)
+        before = state.to(read.dtype)
+        tl.store(kept, before)
+        kept += HEADS * KEY * VALUE
+        new -= tl.dot(read, before, input_precision=PRECISION)
+        tl.store(made, new.to(read.dtype), mask=live[:, None])
+        new *= tl.where(live, tl.exp(last - total) * inverse_length(k, 1), 0.0)[:, None]
+        state = state * tl.exp(last) + tl.dot(tl.trans(k), new.to(k.dtype), input_precision=PRECISION)
         if slot > 0:
             tl.store(states + slot * HEADS * KEY * VALUE + of_head, state.to(states.dtype.element_ty))
+
+
+@triton.jit
+def outputs_kernel(
+    mixed, totals, added, befores, ranges, out, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Computes the outputs of one chunk, for some value dimensions of one head, from the state before the chunk and
+    what its tokens have added.
+    """
+    chunk, head = tl.program_id(0), tl.program_id(1)
+    place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
+    value = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
+    token, live = (begin + place).to(tl.int64), begin + place < end
+    row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE) + key[None, :]
+    key_head, at = head // (HEADS // KEY_HEADS), token * HEADS + head
+    q = tl.load(row + key_head * KEY, mask=live[:, None], other=0.0)
+    k = tl.load(row + (KEY_HEADS + key_head) * KEY, mask=live[:, None], other=0.0)
+    total = tl.load(totals + at, mask=live, other=0.0)
+    new = tl.load(added + at[:, None] * VALUE + value[None, :], mask=live[:, None], other=0.0)
+    of_state = ((chunk.to(tl.int64) * HEADS + head) * KEY + key[:, None]) * VALUE + value[None, :]
+    made = tl.dot(q, tl.load(befores + of_state), input_precision=PRECISION) * tl.exp(total)[:, None]
+    seen = (place[:, None] >= place[None, :]) & live[:, None]
+    faded = tl.where(seen, tl.exp(tl.where(seen, total[:, None] - total[None, :], 0.0)), 0.0)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * faded * inverse_length(k, 1)[None, :]
+    made += tl.dot(scores.to(new.dtype), new, input_precision=PRECISION)
+    made *= (inverse_length(q, 1) * (KEY**-0.5))[:, None]
+    tl.store(out + at[:, None] * VALUE + value[None, :], made.to(out.dtype.element_ty), mask=live[:, None])
 
 
 def delta_scan(
@@ -314,7 +356,7 @@ def delta_scan(
     """Computes all tokens of packed sequences, and returns outputs [tokens, value heads, value_dim]. Arguments as of
     delta_step, with a row for each token; chunks: the sequences and their slots.
     """
-    (rows, channels), taps, heads = mixed.shape, layer.conv.shape[1], layer.num_value_heads
+    (rows, channels), taps = mixed.shape, layer.conv.shape[1]
     blocks = triton.cdiv(channels, _CHANNELS)
     of_conv = {"CHANNELS": channels, "TAPS": taps, "BLOCK": _CHANNELS}
     convolved = mixed.new_empty(rows, channels)
@@ -323,17 +365,27 @@ def delta_scan(
         mixed, layer.conv, conv, chunks.sequences, *places, convolved, mixed.stride(0), **of_conv
     )  # fmt: skip
     conv_state_kernel[len(chunks.writes), blocks](mixed, conv, *places, chunks.writes, mixed.stride(0), **of_conv)
-    shape = {"HEADS": heads, "KEY_HEADS": layer.num_key_heads, "KEY": layer.key_dim, "VALUE": layer.value_dim}
-    totals = torch.empty(rows, heads, dtype=torch.float32, device=mixed.device)
-    from_values, from_keys = (totals.new_empty(rows, heads, dim) for dim in (layer.value_dim, layer.key_dim))
-    prepare_kernel[len(chunks.ranges), heads](
-        convolved, beta, decay, layer.rate, layer.bias, chunks.ranges, totals, from_values, from_keys, beta.stride(0),
-        **shape, CHUNK=CHUNK_TOKENS, **_LARGE_TILES,
+    return _scan(convolved, beta, decay, layer, ssm, chunks)
+
+
+def _scan(convolved: Tensor, beta: Tensor, decay: Tensor, layer: Recurrence, ssm: Tensor, chunks: Chunks) -> Tensor:
+    num_chunks, heads, key, value = len(chunks.ranges), layer.num_value_heads, layer.key_dim, layer.value_dim
+    shape: dict[str, Any] = {"HEADS": heads, "KEY_HEADS": layer.num_key_heads, "KEY": key, "VALUE": value}
+    shape |= {"CHUNK": CHUNK_TOKENS, "PRECISION": "tf32x3" if convolved.dtype == torch.float32 else "tf32"}
+    totals = torch.empty(len(convolved), heads, dtype=torch.float32, device=convolved.device)
+    added, from_keys = (convolved.new_empty(len(convolved), heads, dim) for dim in (value, key))
+    befores = convolved.new_empty(num_chunks, heads, key, value)
+    prepare_kernel[num_chunks, heads](
+        convolved, beta, decay, layer.rate, layer.bias, chunks.ranges, totals, added, from_keys, beta.stride(0),
+        **shape,
     )  # fmt: skip
-    out, block = mixed.new_empty(rows, heads, layer.value_dim), min(_SCAN_VALUES, layer.value_dim)
-    precision = "ieee" if mixed.dtype == torch.float32 else "tf32"
-    scan_kernel[len(chunks.sources), heads, layer.value_dim // block](
-        convolved, totals, from_values, from_keys, ssm, chunks.sources, chunks.firsts, chunks.ranges, out, **shape,
-        CHUNK=CHUNK_TOKENS, BLOCK=block, PRECISION=precision, **_LARGE_TILES,
+    block = min(_SCAN_VALUES, value)
+    scan_kernel[len(chunks.sources), heads, value // block](
+        convolved, totals, added, from_keys, ssm, befores, chunks.sources, chunks.firsts, chunks.ranges, BLOCK=block,
+        num_stages=2, **shape,
     )  # fmt: skip
+    out, block = torch.empty_like(added), min(_OUTPUT_VALUES, value)
+    outputs_kernel[num_chunks, heads, value // block](
+        convolved, totals, added, befores, chunks.ranges, out, BLOCK=block, **shape
+    )
     return out

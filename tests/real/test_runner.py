@@ -31,7 +31,7 @@ def test_prefill_and_decode_make_the_tokens_of_the_reference(page_size):
 
 def test_a_warm_up_leaves_nothing_behind():
     prompt, table = tokens(1, 70), [*range(1, 33)]
-    r = runner(page_size=4, num_pages=32)
+    r = runner(page_size=4, num_pages=32, prefills=True)
     r.warm_up()
     first = r.prefill(whole((prompt, table)))
     assert decode_on(r, first, [70], [table], 9) == [generate(tiny_model(), prompt, 10)]

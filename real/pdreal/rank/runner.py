@@ -84,7 +84,8 @@ class LayerProgress:
 
 
 _WARM_UP_TOKENS = 8192
-"""Largest warm-up forward in tokens: the size of a chunk on GPUs with as much memory as an H200."""
+"""Largest warm-up forward in tokens, where prompts are computed: the size of a chunk on GPUs with as much memory as an
+H200."""
 _FEW_TOKENS = 2048
 """Up to this number of tokens, warm-up lengths lie close to each other."""
 
@@ -137,6 +138,7 @@ class ModelRunner:
         self._saved = SavedKv(self.kv)
         self.host = HostKv(self.kv, num_host_pages) if num_host_pages else None
         self._layer_groups = layer_groups
+        self._warm_up_tokens = _WARM_UP_TOKENS if prefills else max(1, max_running_requests)
         self.expert_counts: ExpertCounts | None = None
         """Tokens of the last forward that each expert of each layer saw."""
         self.logprobs: list[Logprobs | None] = []
@@ -165,12 +167,13 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
-        first forward takes 0.7 s, and the whole warm-up 6 s.
+        first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes short ones, because
+        its graphs have warmed up all but the thread that chooses tokens by requests' rules.
 
         Libraries have a handle for each thread, and load kernels at the first use of each shape. So the thread that
         will compute calls this, and begins with the longest forward.
         """
-        longest = min(_WARM_UP_TOKENS, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
+        longest = min(self._warm_up_tokens, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
         for num_tokens in _warm_up_lengths(longest):
             self.prefill(PrefillBatch((self._warm_up_chunk(num_tokens, 0),)))
             if num_tokens.bit_count() == 1:  # contexts matter to attention alone, whose kernels are few
