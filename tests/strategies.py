@@ -8,6 +8,7 @@ from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FreePages, ReserveMaxOutput
 from pdsim.policy.protocols import PrefillPolicy
 from pdsim.scenario.building.sizing import instance_ids
+from pdsim.scenario.rules import RULES
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import BUILT_IN, ROUTING_POLICIES
 from pdsim.scenario.sections.faults import ClientAbort, ClientAborts, Fault, HealthSettings, Kill, SlowLink
@@ -177,7 +178,10 @@ def divided_scenarios(draw: st.DrawFn) -> Scenario:
         "decode": decode,
         "network": scenario.network.model_copy(update={"staging": None}),
     }
-    return scenario.model_copy(update=changes)
+    scenario = scenario.model_copy(update=changes)
+    roles = {role: servers.model_copy(update={"pp": 2}) for role, servers in scenario.roles.items()}
+    staged = scenario.model_copy(update=roles)
+    return staged if draw(st.booleans()) and not any(wrong(staged) for wrong in RULES) else scenario
 
 
 @st.composite

@@ -10,10 +10,12 @@ from typing import Literal
 class HostCopies:
     """Costs of copying KV to host memory and back, layer by layer over the host link.
 
-    All values are for one rank. All ranks copy their shares of the KV at the same time.
+    Values are for one rank, of the largest pipeline stage. All ranks copy their shares of the KV at the same time.
     """
 
     page_bytes: int
+    all_page_bytes: int
+    """Bytes of one page, summed over all ranks."""
     num_planes: int
     """Number of copies per request: one of K and one of V in every layer."""
     copy_ns: int
@@ -23,7 +25,6 @@ class HostCopies:
     load_bandwidth: float
     pinning_bandwidth: float
     """Rate in bytes per second of pinning host memory. Memory is pinned once, before its first copy."""
-    num_ranks: int = 1
 
 
 class HostMemory:
@@ -75,7 +76,7 @@ class HostLink:
 
     def __init__(self, costs: HostCopies) -> None:
         self._page_bytes = costs.page_bytes
-        self._num_ranks = costs.num_ranks
+        self._all_page_bytes = costs.all_page_bytes
         self._bandwidths = {"load": costs.load_bandwidth, "write": costs.save_bandwidth}
         self._free_ns = {"load": 0, "write": 0}
 
@@ -90,7 +91,7 @@ class HostLink:
 
     def num_bytes(self, num_pages: int) -> int:
         """Bytes of num_pages pages, summed over all ranks."""
-        return num_pages * self._page_bytes * self._num_ranks
+        return num_pages * self._all_page_bytes
 
 
 def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_layers: int) -> int:

@@ -11,6 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from pdsim.core.messages import MixedStep, PrefillStep
+from pdsim.cost.copies import end_behind_load
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
@@ -325,20 +326,25 @@ LINK_EFFICIENCY = 0.8
 class PipelineTimes:
     """Times of an instance's pipeline stages. The cost model gives the time of the stage with most layers."""
 
-    shares: tuple[float, ...]
-    """Time of each stage, divided by the time of the largest stage."""
+    layers: tuple[int, ...]
+    """Number of layers of each stage."""
     hop_token_ns: float
     """Time in ns of sending one token's activations to the next stage."""
 
-    def pass_on(self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int]) -> int:
+    def pass_on(
+        self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int], load: tuple[int, int] | None = None
+    ) -> int:
         """Passes a forward through all stages. Returns the time in ns at which the forward leaves the last stage.
 
-        free_ns: times in ns at which each stage becomes free. The call updates them.
+        free_ns: times in ns at which each stage becomes free. The call updates them. load: start and end in ns of loads
+        of cached KV; each stage loads its own layers in this time, and each layer waits for its part. None: no load.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
-        for stage, share in enumerate(self.shares):
+        for stage, num_layers in enumerate(self.layers):
             begin_ns = max(end_ns + (hop_ns if stage else 0), free_ns[stage])
-            free_ns[stage] = end_ns = begin_ns + max(1, round(share * largest_ns))
+            own_ns = max(1, round(num_layers / max(self.layers) * largest_ns))
+            end_ns = begin_ns + own_ns if load is None else end_behind_load(begin_ns, own_ns, load, num_layers)
+            free_ns[stage] = end_ns
         return end_ns
 
 
@@ -350,6 +356,6 @@ def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
     layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
     bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth
     return PipelineTimes(
-        shares=tuple(n / max(layers) for n in layers),
+        layers=tuple(layers),
         hop_token_ns=1e9 * 4 * layout.model.hidden_size / (layout.tp * bandwidth * LINK_EFFICIENCY),
     )

@@ -1,32 +1,13 @@
-"""Rules that relate several sections of a scenario, and defaults that depend on the engine or on priorities."""
+"""Rules that relate several sections of a scenario."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pdsim.core.engine_rules import RELEASES
 from pdsim.cost.settings import Affine, AiConfigurator
 from pdsim.policy.prefill import HighestResponseRatioFirst, ShortestPrefillFirst
-from pdsim.scenario.sections.speculation import with_chosen_drafts
 from pdsim.workload.client import ClosedLoop
 
-Engine = Literal["sglang", "vllm"]
-
-ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "vllm": {
-        "page_size": 16,
-        "decode": {
-            "radix_cache": True,
-            "allocation": "prefill_complete",
-            "admission": "free_pages",
-            "preemption": "last_admitted_first",
-        },
-        "aggregated": {"preemption": "last_admitted_first"},
-    }
-}
-"""Defaults of fields that apply with one engine only (page_size: vLLM 0.33.0, config/cache.py)."""
-
-VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
-"""Preemption policy that vLLM uses with priority scheduling (0.33.0, Scheduler.schedule)."""
 _DIVIDING_BACKENDS = {
     "sglang": (("mooncake", "nixl", "mori", "ascend"), "0.5.23, arg_groups/pd_disaggregation_hook.py:85"),
     "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
@@ -43,55 +24,11 @@ NOT_MODELLED = {
 """Fields that a reader may look for on servers of a role that lacks them, each with the reason for a message. Servers
 of other roles have the field.
 """
-PREEMPTION_THRESHOLD = 10
-"""SGLang's default of --priority-scheduling-preemption-threshold."""
-
-
-def with_priority_policy(data: Any) -> Any:
-    """Makes `priority` the default of the prefill policy if request classes have priorities. With engine vllm, also
-    sets a preemption policy by priority.
-    """
-    if not isinstance(data, dict) or not data.get("priorities"):
-        return data
-    roles = {role: data[role] for role in ("prefill", "aggregated") if isinstance(data.get(role), dict)}
-    filled = {role: _filled({"policy": "priority"}, given) for role, given in roles.items()}
-    if data.get("engine") == "vllm":
-        for role in ("decode", "aggregated"):
-            if isinstance(given := filled.get(role, data.get(role)), dict):
-                filled[role] = _filled({"preemption": VLLM_VICTIMS}, given)
-    elif "aggregated" in filled:
-        filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
-    return {**data, **filled}
-
-
-def with_defaults_of_engine(data: Any) -> Any:
-    """Fills in the defaults that apply with the scenario's engine."""
-    if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
-        return data
-    filled = dict(data)
-    for field, default in ENGINE_DEFAULTS.get(data["engine"], {}).items():
-        if not isinstance(default, dict):
-            filled = _filled({field: default}, filled)
-        elif isinstance(given := data.get(field), dict):
-            filled[field] = _filled(default, given)
-    return filled
-
-
-def with_drafts_of_engine(data: Any) -> Any:
-    """Fills in the speculative steps, branches and verified tokens that SGLang chooses for the model."""
-    if not isinstance(data, dict):
-        return data
-    roles = {role: data[role] for role in ("decode", "aggregated") if isinstance(data.get(role), dict)}
-    return {**data, **{role: with_chosen_drafts(servers, data.get("model")) for role, servers in roles.items()}}
-
-
-def _filled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given fields, and the defaults of fields that are missing or null."""
-    return {**given, **{name: default for name, default in defaults.items() if given.get(name) is None}}
 
 
 if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
+    from pdsim.scenario.sections.servers import ServerSettings
 
 
 def _of_its_engine(scenario: "Scenario") -> str:
@@ -294,7 +231,6 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     beside = {
         "prefill.dp": prefill.dp > 1,
         "prefill.layer_groups": prefill.layer_groups > 0,
-        "prefill.host_cache": prefill.host_cache is not None,
         "network.staging": scenario.network.staging is not None,
         "decode.returns_kv": decode.returns_kv,
         "elastic": scenario.elastic is not None,
@@ -303,9 +239,11 @@ def _of_split_prefill(scenario: "Scenario") -> str:
         "prefill.optimistic_attempts": (prefill.optimistic_attempts or 0) > (scenario.engine == "vllm"),
         "decode.allocation prefill_complete": scenario.engine == "sglang" and decode.allocation == "prefill_complete",
         "prefill.cp": prefill.cp > 1,
+        "prefill.host_cache_connector lmcache": _is_lmcache(prefill),
         "decode.speculative_draft_layers": scenario.num_draft_layers > 0,
     }
-    for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside)):
+    of_groups = {"prefill.host_cache": prefill.host_cache is not None}
+    for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside | of_groups)):
         if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):
             return f"pdsim does not model prefill.{name} {size} beside {found}; leave one of the two out"
     return ""
@@ -326,6 +264,49 @@ def _of_shared_prompts(scenario: "Scenario") -> str:
     }
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+
+
+def _of_stages(scenario: "Scenario") -> str:
+    """Names a setting that aggregated or decode servers with pipeline stages lack. Empty: there is none."""
+    prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
+    if servers is None or servers.pp == 1:
+        return ""
+    role = "aggregated" if scenario.aggregated else "decode"
+    where = f"{role}.pp {servers.pp}"
+    if prefill is not None and scenario.engine == "vllm":
+        if scenario.network.transport.startswith("nixl"):
+            return f"{where}: NixlConnector refuses pipeline stages of decode (0.33.0, nixl/base_worker.py:886); give 1"
+        return f"{where}: pdsim does not model pipeline stages of vLLM's decode; leave it out"
+    if prefill is not None and servers.pp != prefill.pp:
+        return (
+            f"{where}: SGLang's decode has as many pipeline stages as prefill, which has {prefill.pp}, or one "
+            "(0.5.23, disaggregation/common/conn.py:1516)"
+        )
+    if servers.speculative_draft_tokens is not None:
+        return f"{where}: SGLang drafts with pipeline stages on prefill only (0.5.23, validation_hook.py:161)"
+    if role == "decode" and servers.host_cache is not None:
+        return (
+            f"{where}: SGLang's decode loop with pipeline stages never looks at copies of decode.host_cache, "
+            "as its other loops do (0.5.23, disaggregation/decode.py:3460); leave one of the two out"
+        )
+    beside = {
+        f"{role}.dp": servers.dp > 1,
+        f"{role}.host_cache_connector lmcache": _is_lmcache(servers),
+        "cost.cold_start": bool(scenario.cost.cold_start),
+    }
+    if scenario.decode is not None:
+        beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
+    if scenario.aggregated is not None:
+        beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+
+
+def _is_lmcache(servers: "ServerSettings") -> bool:
+    """True if LMCache copies KV. Each of its pipeline stages loads and saves when its own forward begins and ends,
+    which pdsim does not model.
+    """
+    return servers.host_cache is not None and servers.host_cache_connector == "lmcache"
 
 
 def _of_encoding(scenario: "Scenario") -> str:
@@ -350,38 +331,6 @@ def _of_encoding(scenario: "Scenario") -> str:
     beside |= {f"{role}.dp": role != "decode" and servers.dp > 1 for role, servers in scenario.roles.items()}
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model encode beside {found}; leave one of the two out" if found else ""
-
-
-def _of_stages(scenario: "Scenario") -> str:
-    """Names a setting that aggregated or decode servers with pipeline stages lack. Empty: there is none."""
-    prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
-    if servers is None or servers.pp == 1:
-        return ""
-    role = "aggregated" if scenario.aggregated else "decode"
-    where = f"{role}.pp {servers.pp}"
-    if prefill is not None and scenario.engine == "vllm":
-        if scenario.network.transport.startswith("nixl"):
-            return f"{where}: NixlConnector refuses pipeline stages of decode (0.33.0, nixl/base_worker.py:886); give 1"
-        return f"{where}: pdsim does not model pipeline stages of vLLM's decode; leave it out"
-    if prefill is not None and servers.pp != prefill.pp:
-        return (
-            f"{where}: SGLang's decode has as many pipeline stages as prefill, which has {prefill.pp}, or one "
-            "(0.5.23, disaggregation/common/conn.py:1516)"
-        )
-    if servers.speculative_draft_tokens is not None:
-        return f"{where}: SGLang drafts with pipeline stages on prefill only (0.5.23, validation_hook.py:161)"
-    beside = {
-        f"{role}.dp": servers.dp > 1,
-        f"{role}.dcp": servers.dcp > 1,
-        f"{role}.host_cache": servers.host_cache is not None,
-        "cost.cold_start": bool(scenario.cost.cold_start),
-    }
-    if scenario.decode is not None:
-        beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
-    if scenario.aggregated is not None:
-        beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
-    found = next((field for field, is_given in beside.items() if is_given), "")
-    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 
 
 def _of_storage(scenario: "Scenario") -> str:

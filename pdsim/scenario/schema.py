@@ -12,7 +12,8 @@ from pdsim.core.engine_rules import RELEASES, EngineRules
 from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.policy import protocols
 from pdsim.policy.routing import CacheAware
-from pdsim.scenario.rules import RULES, Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
+from pdsim.scenario.defaults import Engine, with_defaults_of_engine, with_drafts_of_engine, with_priority_policy
+from pdsim.scenario.rules import RULES
 from pdsim.scenario.sections.component import Component
 from pdsim.scenario.sections.cost import ENDS, GROUPS, CostChoice, End, Group, Setup
 from pdsim.scenario.sections.encoding import EncodeSettings

@@ -12,7 +12,7 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.core.sequence import Spans
 from pdsim.core.transfer.transfer_plan import RankPairLayout, SendCursor
 from pdsim.cost.settings import Roofline
-from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.building.sizing import layout_of, resolve, whole_layout
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
@@ -146,7 +146,7 @@ def test_requests_get_all_their_kv_and_give_all_pages_back(scenario: Scenario):
         check(instance)
         assert instance.num_available_pages == instance.cache.pool.num_pages
     page, wide = scenario.page_size, scenario.page_tokens("decode")
-    copy_bytes = layout_of(scenario, "prefill").kv_token_bytes * page * scenario.decode.tp // scenario.decode.dcp
+    copy_bytes = whole_layout(scenario, "prefill").kv_token_bytes * page * scenario.decode.tp // scenario.decode.dcp
     for r in many.records.requests:
         if r.outcome == "finished":
             assert r.num_decode_cached_tokens % wide == 0

@@ -455,7 +455,7 @@ def test_copies_of_one_direction_follow_each_other():
         save_bandwidth=1e9,
         load_bandwidth=0.5e9,
         pinning_bandwidth=1e9,
-        num_ranks=2,
+        all_page_bytes=20,
     )
     link = HostLink(costs)
     assert link.copy("write", 10, 5) == (5, 105)

@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,13 +10,17 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal.lines import from_lines, to_line
 from pdsim.core.journal.replay import replay
-from pdsim.core.messages import DecodeStep, PrefillStep, Wait
-from pdsim.cost.step_times import pipeline_times
+from pdsim.core.messages import DecodeStep, PrefillStep, SaveKv, Wait
+from pdsim.core.sequence import Spans
+from pdsim.cost.copies import HostMemory
+from pdsim.cost.step_times import PipelineTimes, pipeline_times
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.building.wiring import host_copies, storage_costs
 from pdsim.scenario.rules import RULES
 from pdsim.scenario.schema import Scenario
 from pdsim.system.catalog import load_model
+from tests.laws.test_host_cache import TOKEN_BYTES, WRITES
 from tests.strategies import aggregated_scenarios, fault_schedules, scenarios, vllm_aggregated_scenarios
 from tests.support import (
     MILLISECOND,
@@ -43,14 +48,25 @@ def test_a_resolved_scenario_of_vllm_with_stages_is_accepted_again():
     assert not any(wrong(scenario) for wrong in RULES)
 
 
+def host_memory(draw: st.DrawFn, scenario: Scenario) -> dict[str, Any]:
+    """Fields of servers whose prefix cache has host memory behind it, or has none."""
+    if draw(st.booleans()):
+        return {}
+    own = {"radix_cache": True, "host_cache": draw(st.sampled_from([0, 100, 10_000])) * TOKEN_BYTES}
+    if scenario.engine == "vllm":
+        return own | {"eviction": type(scenario.servers[0]).model_fields["eviction"].default}
+    return own | {"host_cache_write": draw(st.sampled_from(WRITES))}
+
+
 @st.composite
 def staged(draw: st.DrawFn) -> Scenario:
     scenario = draw(st.one_of(aggregated_scenarios(), vllm_aggregated_scenarios(), scenarios()))
     pp = draw(st.sampled_from([2, 3, 4]))
+    host = host_memory(draw, scenario)
     if scenario.aggregated is not None:
-        aggregated = scenario.aggregated.model_copy(update={"pp": pp})
+        aggregated = scenario.aggregated.model_copy(update={"pp": pp, **host})
         return scenario.model_copy(update={"aggregated": aggregated})
-    prefill = scenario.prefill.model_copy(update={"pp": pp, "layer_groups": 0})
+    prefill = scenario.prefill.model_copy(update={"pp": pp, "layer_groups": 0, **host})
     decode = scenario.decode.model_copy(update={"pp": pp, "polling_interval": 1})
     network = scenario.network.model_copy(update={"staging": None})
     return scenario.model_copy(update={"prefill": prefill, "decode": decode, "network": network})
@@ -167,6 +183,56 @@ def test_a_journal_of_micro_batches_replays(scenario: Scenario):
     traced, _ = run_both_ways(scenario)
     written = from_lines([to_line(entry) for entry in traced.journal])
     assert replay(written, state_machines(resolve(scenario))) == len(traced.journal)
+
+
+@given(st.integers(0, 50), st.integers(1, 9), st.integers(0, 200), st.integers(0, 30), st.integers(1, 4), st.data())
+@examples(100)
+def test_each_layer_of_each_stage_waits_for_its_load(start_ns, layer_ns, first_ns, part_ns, pp, data):
+    """Beside a walk over all layers. All stages load at the same time, and are free."""
+    num_layers = data.draw(st.integers(1, 6))
+    hop_ns = data.draw(st.integers(0, 20))
+    end_ns = start_ns - hop_ns
+    for _ in range(pp):
+        end_ns += hop_ns
+        for layer in range(1, num_layers + 1):
+            end_ns = max(end_ns, first_ns + layer * part_ns) + layer_ns
+    times = PipelineTimes(layers=(num_layers,) * pp, hop_token_ns=hop_ns)
+    load = (first_ns, first_ns + num_layers * part_ns)
+    assert times.pass_on(start_ns, num_layers * layer_ns, 1, [0] * pp, load) == end_ns
+
+
+@pytest.mark.parametrize("pp", STAGES[1:])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_stages_load_their_layers_at_once(engine, pp):
+    """Two prompts of 400 tokens take turns in a pool that holds one. The third request finds the first one's KV in host
+    memory. All stages together copy as many bytes as one stage, in a p-th of the time.
+    """
+    specs = [request(i, Spans.of(i % 2, 400), 2, arrival_ns=i * 2_000_000_000) for i in range(3)]
+    servers = {"gpu": "h100", "pool_tokens": 600, "host_cache": "1 GB", "chunked_prefill_tokens": 0, "overlap": False}
+    both = [small_aggregated(*specs, engine=engine, aggregated={**servers, "pp": size}) for size in (1, pp)]
+    loads = [row for one in both for row in run(one, checked=True).records.host_copies if row.kind == "load"]
+    whole, staged = loads
+    assert staged.num_bytes == whole.num_bytes > 0
+    assert staged.end_ns - staged.start_ns == pytest.approx((whole.end_ns - whole.start_ns) / pp, abs=1)
+
+
+def test_storage_has_an_object_of_each_stage():
+    prefill = {"prefill__tp": 2, "prefill__host_cache": "auto", "storage": {}, "decode__tp": 2}
+    whole, staged = (storage_costs(resolve(small(request(0, 9, 9), prefill__pp=pp, **prefill))) for pp in (1, 4))
+    assert (staged.objects_per_page, staged.read_page_bytes) == (4 * whole.objects_per_page, whole.read_page_bytes)
+    assert staged.num_pages == whole.num_pages
+
+
+def test_a_loop_with_stages_stands_still_while_kv_is_copied():
+    """Two requests outgrow their pool: one makes way, and its KV goes to host memory and comes back."""
+    specs = [request(0, 8, 20), request(1, 8, 24)]
+    servers = {"prefill__pp": 2, "decode__pp": 2, "decode__pool_tokens": 40, "decode__admission__reserved_tokens": 0}
+    scenario = small(*specs, decode__retraction_backup=True, **servers)
+    traced = run(scenario, checked=True)
+    saves = [c for e in traced.journal if e.call == "next_step" for c in e.returned[1] if isinstance(c, SaveKv)]
+    memory = HostMemory(host_copies(scenario))
+    copies_ns = sum(memory.save_ns(one.request_id, len(one.pages)) + memory.load_ns(one.request_id) for one in saves)
+    assert sum(step.copying_ns for step in traced.records.steps) == copies_ns > 0
 
 
 def test_sglang_gives_each_micro_batch_its_share():

@@ -172,7 +172,8 @@ def test_a_stage_has_its_part_of_the_weights_and_of_the_cost():
     [
         ({"prefill__layer_groups": 2}, "beside prefill.layer_groups"),
         ({"prefill__optimistic_attempts": 1}, "beside prefill.optimistic_attempts"),
-        ({"prefill__host_cache": 0}, "beside prefill.host_cache"),
+        ({"engine": "vllm", "prefill__host_cache": 0, "prefill__host_cache_connector": "lmcache"}, "connector lmcache"),
+        ({"decode__pp": 2, "decode__radix_cache": True, "decode__host_cache": 0}, "decode.py:3460"),
         ({"network__staging": {}, "prefill__tp": 2}, "beside network.staging"),
         ({"prefill__dp": 2, "prefill__tp": 2}, "beside prefill.dp"),
         ({"engine": "vllm", "prefill__dynamic_chunks": True}, "is a setting of SGLang"),

@@ -92,7 +92,13 @@ def test_copies_take_time_unless_they_are_said_not_to():
 
 def test_memory_that_was_pinned_before_is_used_again():
     costs = HostCopies(
-        page_bytes=10, num_planes=4, copy_ns=3, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=0.5e9
+        page_bytes=10,
+        all_page_bytes=10,
+        num_planes=4,
+        copy_ns=3,
+        save_bandwidth=1e9,
+        load_bandwidth=1e9,
+        pinning_bandwidth=0.5e9,
     )
     memory = HostMemory(costs)
     assert memory.save_ns(0, 100) == 1000 + 2 * 4 * 256  # 250 bytes a plane, of which 256 are pinned
@@ -121,7 +127,13 @@ def test_queue_and_transfers_are_looked_at_in_every_nth_step(interval: int, arri
 def test_pinned_memory_serves_one_request_at_a_time(saves):
     """Requests of one size: memory is pinned as often as the most of them that are out at once."""
     costs = HostCopies(
-        page_bytes=64, num_planes=2, copy_ns=1, save_bandwidth=1e9, load_bandwidth=1e9, pinning_bandwidth=1e6
+        page_bytes=64,
+        all_page_bytes=64,
+        num_planes=2,
+        copy_ns=1,
+        save_bandwidth=1e9,
+        load_bandwidth=1e9,
+        pinning_bandwidth=1e6,
     )
     memory, out, most, num_pinned = HostMemory(costs), [], 0, 0
     for i, is_saved in enumerate(saves):

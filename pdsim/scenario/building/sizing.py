@@ -123,6 +123,14 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     return found
 
 
+def whole_layout(scenario: Scenario, role: memory.Role) -> memory.Layout:
+    """The layout of a role as if each instance had one pipeline stage, which holds the KV of all layers."""
+    settings: ServerSettings = getattr(scenario, role)
+    if settings.split.pp > 1:
+        scenario = scenario.model_copy(update={role: settings.model_copy(update={"pp": 1})})
+    return layout_of(scenario, role)
+
+
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
     """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Redundant experts
     reduce it.

@@ -10,7 +10,7 @@ from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
-from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles
+from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles, whole_layout
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
 from pdsim.scenario.yaml_file import ConfigError
@@ -90,10 +90,8 @@ def wire_of(scenario: Scenario) -> RankPairLayout:
     is a multiple of the other's.
     """
     settings, engine = scenario.pair.decode, transport(scenario)
-    whole = scenario
-    if settings.pp > 1:  # stages send one to one, as prefill's stages to one decode stage
-        whole = scenario.model_copy(update={"decode": settings.model_copy(update={"pp": 1})})
-    prefill, decode = layout_of(scenario, "prefill"), layout_of(whole, "decode")
+    # Decode's stages receive one to one, as one decode stage receives from prefill's stages.
+    prefill, decode = layout_of(scenario, "prefill"), whole_layout(scenario, "decode")
     if scenario.engine == "vllm" and prefill.pp > 1 and is_hybrid(prefill.model):
         pulls = scenario.network.transport.startswith("nixl") and not scenario.network.nixl_push
         other = "pdsim does not model hybrid layouts of vLLM's pipeline stages; give 1"
@@ -211,7 +209,8 @@ def host_copies(scenario: Scenario) -> HostCopies | None:
 
 
 def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
-    """Times of copies between the GPUs of a role and their host memory.
+    """Times of copies between the GPUs of a role and their host memory. All pipeline stages copy their layers at the
+    same time.
 
     Measured on one H200 with PyTorch 2.11: KV of Qwen3-8B in bf16, 64 to 64,000 tokens in pages of 64. Copies into
     memory that the process had pinned before reached 51 of the link's 64 GB/s to the host, and 47 GB/s from it.
@@ -221,35 +220,38 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
     planes_per_layer = 1 if isinstance(attention, LatentAttention) else 2
     return HostCopies(
         page_bytes=layout.kv_token_bytes * scenario.page_tokens(role),
+        all_page_bytes=layout.tp * whole_layout(scenario, role).kv_token_bytes * scenario.page_tokens(role),
         num_planes=planes_per_layer * layout.num_kv_layers,
         copy_ns=39_000,
         save_bandwidth=0.79 * layout.gpu.host_bandwidth,
         load_bandwidth=0.74 * layout.gpu.host_bandwidth,
         pinning_bandwidth=1.4e9,
-        num_ranks=layout.tp,
     )
 
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
     """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
-    different tp, so that neither can read the other's pages.
+    different tp or pp, so that neither can read the other's pages (SGLang 0.5.23,
+    mem_cache/storage/mooncake_store/mooncake_store.py:630).
     """
     if (storage := scenario.storage) is None:
         return None
-    layouts = {role: layout_of(scenario, role) for role, _ in host_caches(scenario)}
+    layouts = {role: whole_layout(scenario, role) for role, _ in host_caches(scenario)}
     role, layout = next(iter(layouts.items()))
-    is_latent = isinstance(layout.model.attention, LatentAttention)
+    is_latent, num_stages = isinstance(layout.model.attention, LatentAttention), scenario.roles[role].split.pp
     for other, found in layouts.items():
+        why = "each rank stores its own part of the KV, useless to ranks of another"
         if storage.shared and not is_latent and found.tp != layout.tp:
-            why = "each rank stores its own part of the KV, which ranks of another tp cannot use"
-            raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why}")
+            raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why} tp")
+        if storage.shared and (stages := scenario.roles[other].split.pp) != num_stages:
+            raise ConfigError(f"storage.shared: {role} has pp {num_stages} and {other} pp {stages}: {why} pp")
     page_bytes = layout.kv_token_bytes * scenario.page_size
     write_bytes = page_bytes * (1 if is_latent else layout.tp)
     return StorageCosts(
         num_pages=storage.drives * storage.size // write_bytes,
         read_page_bytes=page_bytes * layout.tp,
         write_page_bytes=write_bytes,
-        objects_per_page=layout.tp,
+        objects_per_page=layout.tp * num_stages,
         read_bandwidth=storage.drives * storage.read_bandwidth,
         write_bandwidth=storage.drives * storage.write_bandwidth,
         objects_per_s=storage.drives * storage.io_limit,

@@ -155,7 +155,7 @@ class Actor(Driver):
         self._pipeline = cluster.pipelines.get(instance_id)
         """Pipeline stages. The loop gets a forward's result when the forward has left the last stage. None: no
         stages."""
-        self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.shares)
+        self._stage_free_ns = [] if self._pipeline is None else [0] * len(self._pipeline.layers)
         self._staged: StagedSteps | None = None
         if self._pipeline is not None and isinstance(parts.executor, MicroBatchExecutor):
             passes = (parts.executor, self._pipeline, self._stage_free_ns, self._on_step, self._on_result)
@@ -346,17 +346,25 @@ class Actor(Driver):
 
     def _begin_decode(self, step: m.DecodeStep) -> None:
         if self._staged is not None:
-            self._staged.begin(step)
+            self._begin_staged(self._staged, step)
             return
         self._decode.begin(step, single=self._single_steps or bool(self._inbox))
 
     def _begin_mixed(self, step: m.MixedStep) -> None:
         if self._staged is not None:
-            self._staged.begin(step)
+            self._begin_staged(self._staged, step)
             return
         start_ns = self._decode_start_ns()
         end_ns = self._forward_end_ns(start_ns, self._cost.mixed_ns(step, start_ns))
         self._decode.begin_one(step.decode, start_ns, end_ns - start_ns, step.prefill)
+
+    def _begin_staged(self, staged: StagedSteps, step: m.DecodeStep | m.MixedStep) -> None:
+        copying_ns, self._decode.copying_ns = self._decode_start_ns() - self._timeline.now_ns, 0
+        staged.begin(step, copying_ns, self._load_of_next())
+
+    def _load_of_next(self) -> tuple[int, int] | None:
+        """Loads of cached KV for which the next forward waits layer by layer, as `CacheCopies.take_load` gives them."""
+        return None if self._cache_copies is None else self._cache_copies.take_load()
 
     def _decode_start_ns(self) -> int:
         start_ns = self._timeline.now_ns + self._decode.copying_ns
@@ -372,7 +380,8 @@ class Actor(Driver):
         if self._pipeline is None:
             self._run_prefill(step, start_ns, self._forward_end_ns(start_ns, duration_ns))
         else:
-            end_ns = self._pipeline.pass_on(start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
+            passes = (start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
+            end_ns = self._pipeline.pass_on(*passes, self._load_of_next())
             self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
             self._gpu_free_ns = self._stage_free_ns[0]
 

@@ -42,6 +42,7 @@ class _Begun:
     start_ns: int
     first_ns: int
     """Time in ns at which the step leaves the first stage."""
+    copying_ns: int
 
 
 class StagedSteps:
@@ -71,14 +72,17 @@ class StagedSteps:
         self._on_result = on_result
         self._is_dead = False
 
-    def begin(self, step: DecodeStep | MixedStep) -> None:
-        start_ns = max(self._timeline.now_ns, self._free_ns[0])
+    def begin(self, step: DecodeStep | MixedStep, copying_ns: int, load: tuple[int, int] | None) -> None:
+        """Begins a step. copying_ns: time in ns that copies of KV take before the step. load: loads of cached KV, as
+        `PipelineTimes.pass_on` takes them.
+        """
+        start_ns = max(self._timeline.now_ns + copying_ns, self._free_ns[0])
         if isinstance(step, MixedStep):
             largest_ns, num_tokens = self._cost.mixed_ns(step, start_ns), step.prefill.num_tokens
         else:
             largest_ns, num_tokens = self._decode_ns(step), step.num_requests
-        end_ns = self._pipeline.pass_on(start_ns, largest_ns, num_tokens, self._free_ns)
-        begun = _Begun(step, start_ns, self._free_ns[0])
+        end_ns = self._pipeline.pass_on(start_ns, largest_ns, num_tokens, self._free_ns, load)
+        begun = _Begun(step, start_ns, self._free_ns[0], copying_ns)
         self._timeline.after(end_ns - self._timeline.now_ns, self._end, begun, self._order)
 
     def kill(self) -> None:
@@ -96,7 +100,8 @@ class StagedSteps:
         duration_ns = self._timeline.now_ns - start_ns
         decode = step.decode if isinstance(step, MixedStep) else step
         sizes = (1, decode.num_requests, decode.num_requests, decode.num_context_tokens, 0.0)
-        row = StepRecord(self._instance_id, "decode", start_ns, duration_ns, first_ns, *sizes)
+        copying_ns = begun.copying_ns
+        row = StepRecord(self._instance_id, "decode", start_ns, duration_ns, first_ns, *sizes, copying_ns=copying_ns)
         result = self._executor.decode(decode)
         if isinstance(step, MixedStep):
             prefill = prefill_record(self._instance_id, step.prefill, start_ns, duration_ns, first_ns)

@@ -229,7 +229,7 @@ class CacheCopies:
         last forward. Copies to host memory that were decided since then follow the forward, and delay its end.
         """
         num_layers = self._num_layers
-        load, self._load = self._load or (start_ns, start_ns), None
+        load = self.take_load() or (start_ns, start_ns)
         end_ns = end_behind_load(start_ns, duration_ns, load, num_layers)
         saves, self._saves = self._saves, []
         if saves and self._is_layerwise:
@@ -238,6 +238,13 @@ class CacheCopies:
         for num_pages in saves:
             end_ns = self._copy("write", num_pages, end_ns)[1]
         return end_ns
+
+    def take_load(self) -> tuple[int, int] | None:
+        """Start and end in ns of the loads that began since the last forward, for which the next forward waits layer by
+        layer. None: no load began.
+        """
+        load, self._load = self._load, None
+        return load
 
     def _on_storage(self, command: m.StoreKv | m.PrefetchKv | m.StopPrefetch) -> None:
         assert self._storage is not None

@@ -1,7 +1,7 @@
 """Questions on policies: routing, admission, prompts that the decode instance computes itself, and priorities."""
 
+from pdsim.scenario.defaults import ENGINE_DEFAULTS
 from pdsim.scenario.loading import Changes
-from pdsim.scenario.rules import ENGINE_DEFAULTS
 from pdsim.scenario.sections.component import ROUTING_POLICIES
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.base import Base
