@@ -52,6 +52,10 @@ def test_no_file_has_more_than_450_lines(house):
     assert over(house.file_lengths(ROOT), 450) == {"pdsim/core/messages.py"}  # a table of messages
 
 
+def test_a_plain_request_visits_few_files(house):
+    assert house.output(house.REQUEST, ROOT)["files"] <= 31  # architecture.md, "One request"
+
+
 def test_docs_have_fewer_than_20_000_words(house):
     tracked = ["README.md", *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
     assert house.num_words(ROOT, tracked) < 20_000

@@ -65,29 +65,22 @@ class Deadlines:
 
 class LateRequests:
     """Requests that ended at an instance, or that never arrived there, each with the reason. Messages about these
-    requests may still arrive.
+    requests may still arrive. The owner sets now_ns at each message, and calls `forget` if `kept` is not empty.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[int, str]] = {}
+        self.now_ns = 0
+        self.kept: dict[int, tuple[int, str]] = {}
         """Per request: the time in ns until which it is remembered, and the reason. Ordered by time."""
-        self._now_ns = 0
 
-    def at(self, now_ns: int) -> None:
-        """Sets the present time in ns. Forgets requests that were added KEPT_NS ago or earlier."""
-        self._now_ns = now_ns
-        while self._kept and next(iter(self._kept.values()))[0] <= now_ns:
-            del self._kept[next(iter(self._kept))]
+    def forget(self) -> None:
+        """Forgets requests that were added KEPT_NS ago or earlier."""
+        while self.kept and next(iter(self.kept.values()))[0] <= self.now_ns:
+            del self.kept[next(iter(self.kept))]
 
     def add(self, request_id: int, why: str = "") -> None:
         """Remembers a request with a reason. A request that is already remembered keeps its first reason."""
-        self._kept.setdefault(request_id, (self._now_ns + KEPT_NS, why))
-
-    def discard(self, request_id: int) -> None:
-        self._kept.pop(request_id, None)
-
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._kept
+        self.kept.setdefault(request_id, (self.now_ns + KEPT_NS, why))
 
     def why(self, request_id: int) -> str:
-        return self._kept[request_id][1]
+        return self.kept[request_id][1]

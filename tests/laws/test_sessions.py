@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.journal.message_json import from_json, to_json
 from pdsim.core.messages import Arrival, Drain, Finished, PrefillDone, Serve
-from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.role_router import RoleRouter, RoutedLoad
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import RandomChoice, RoundRobin
@@ -49,6 +49,14 @@ def test_a_session_whose_instance_drains_moves_and_stays_there():
     assert [role.pick(Spans.of(i, 10), 0, "", i, 1) for i in range(3)] == ["a"] * 3
     role.note(Drain("a"))
     assert len({role.pick(Spans.of(i, 10), 0, "", i, 1) for i in range(3, 9)} - {"a"}) == 1
+
+
+def test_a_role_with_one_instance_asks_no_policy_and_keeps_no_session():
+    role = RoleRouter(["a"], SessionAffinity(TTL_NS, otherwise=None), "prefill")
+    assert [role.pick(Spans.of(i, 10), 0, "", i, session=i) for i in range(3)] == ["a"] * 3
+    for i in range(3):
+        role.release("a", 10, i)
+    assert role.loads == [RoutedLoad("a")]
 
 
 def test_each_role_keeps_a_session_until_its_own_requests_have_left():

@@ -1,11 +1,12 @@
-"""Requests that wait for pages of a decode instance. Also pages of failed requests into which a prefill instance may
-still write.
+"""Requests that wait for pages of a decode instance, and requests that wait for a place in its batch. Also pages of
+failed requests into which a prefill instance may still write.
 
 state         meaning                                                  left by
 uncomputed    waits until prefill has computed the prompt              on_computed
               (only with allocation: prefill_complete)
 queued        waits for pages; by priority, then by arrival            admit_next: matched, locked, pages reserved
 retracted     ran, lost its pages, and waits for pages                 resume_next: pages reserved
+ready         KV is complete, waits for a place in the batch           take
 """
 
 from collections import deque
@@ -78,11 +79,13 @@ class AdmissionQueue:
     # Coming.
 
     def at(self, now_ns: int) -> None:
-        self._computed_early.at(now_ns)
-        self._refused.at(now_ns)
+        for late in (self._computed_early, self._refused):
+            late.now_ns = now_ns
+            if late.kept:
+                late.forget()
 
     def on_new_request(self, message: NewRequest) -> list[Command]:
-        if message.request_id in self._refused:
+        if message.request_id in self._refused.kept:
             return [Failed(message.request_id, self._refused.why(message.request_id))]
         if message.prefill_id in self._down:
             return [Failed(message.request_id, f"{message.prefill_id} is down", retryable=True)]
@@ -92,10 +95,10 @@ class AdmissionQueue:
             self._refused.add(message.request_id, reason)
             return [Failed(message.request_id, reason), Send(message.prefill_id, Abort(message.request_id, reason))]
         request = decode_request(message)
-        if self._grants_computed_only and request.request_id not in self._computed_early:
+        if self._grants_computed_only and request.request_id not in self._computed_early.kept:
             self.uncomputed[request.request_id] = request
         else:
-            self._computed_early.discard(request.request_id)
+            self._computed_early.kept.pop(request.request_id, None)
             self._enqueue(request)
         return []
 
@@ -105,7 +108,7 @@ class AdmissionQueue:
         """
         if request := self.uncomputed.pop(request_id, None):
             self._enqueue(request)
-        elif self._grants_computed_only and request_id not in self._refused:
+        elif self._grants_computed_only and request_id not in self._refused.kept:
             self._computed_early.add(request_id)
 
     def _enqueue(self, request: DecodeRequest) -> None:
@@ -273,3 +276,49 @@ class Releases:
             return [Tell(receiver_of(self._decode_id), abort)]
         self.give_back(request_id)
         return []
+
+
+class ReadyQueue:
+    """Requests of a decode instance that wait for a place in the batch. Their KV is complete.
+
+    Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch; requests of equal priority
+    leave in the order in which they became ready. A resumed request keeps its first rank in this order, or gets a new
+    rank at its retraction (EngineRules.keeps_ranks).
+    """
+
+    def __init__(self, *, keeps_ranks: bool) -> None:
+        self._keeps_ranks = keeps_ranks
+        self.requests: list[DecodeRequest] = []
+        """Requests in order of arrival, or by priority as of the last call of `take`."""
+        self._num_entries = 0
+        """Number of ranks that the queue has given so far."""
+        self._has_priorities = False
+
+    def append(self, request: DecodeRequest) -> None:
+        if not request.entry:
+            self._num_entries += 1
+            request.entry = self._num_entries
+        self._has_priorities |= request.priority != 0
+        self.requests.append(request)
+
+    def on_retraction(self, request: DecodeRequest) -> None:
+        """Ranks a retracted request behind all earlier requests, unless EngineRules.keeps_ranks is True."""
+        if not self._keeps_ranks:
+            self._num_entries += 1
+            request.entry = self._num_entries
+
+    def take(self, num_places: int) -> list[DecodeRequest]:
+        """Removes and returns the first requests of the queue, at most num_places."""
+        if self._has_priorities:
+            self.requests.sort(key=lambda request: (-request.priority, request.entry))
+        num_places = max(num_places, 0)
+        taken = self.requests[:num_places]
+        del self.requests[:num_places]
+        return taken
+
+    def withdraw(self, request_id: int) -> DecodeRequest | None:
+        """Removes and returns a request. None: the queue does not hold the request."""
+        for i, request in enumerate(self.requests):
+            if request.request_id == request_id:
+                return self.requests.pop(i)
+        return None

@@ -17,10 +17,9 @@ from itertools import islice
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
-from pdsim.core.decode.admission_queue import AdmissionQueue, DecodeRequest, Releases
+from pdsim.core.decode.admission_queue import AdmissionQueue, DecodeRequest, ReadyQueue, Releases
 from pdsim.core.decode.asked_outputs import AskedOutputs
 from pdsim.core.decode.decode_limits import DecodeLimits
-from pdsim.core.decode.ready_queue import ReadyQueue
 from pdsim.core.decode.running_batch import FOREVER, DecodingInstance, RunningBatch, running_batch
 from pdsim.core.instance import LACKS, Levels
 from pdsim.core.memory.host_cache import HostCache
@@ -268,7 +267,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             commands.append(m.Send(request.prefill_id, granted))
             if request.lease.num_loaded:
                 self._loading.add(request.request_id)
-            commands += self._ungiven.add(request.request_id, self.now_ns)
+            if self._times_out:
+                commands += self._ungiven.add(request.request_id, self.now_ns)
         for request in aborted:
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
@@ -279,7 +279,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_slots(self) -> int:
-        return self.limits.num_slots + len(self.batch.ended) - len(self._releases.held) + len(self._releases.unseen)
+        num_slots = self.limits.max_running_requests + self.limits.extra_slots
+        return num_slots + len(self.batch.ended) - len(self._releases.held) + len(self._releases.unseen)
 
     @property
     def _num_places(self) -> int:

@@ -40,10 +40,6 @@ class DecodeLimits:
     rules: EngineRules = SGLANG_0_5_23
 
     @property
-    def num_slots(self) -> int:
-        return self.max_running_requests + self.extra_slots
-
-    @property
     def max_transferring(self) -> int:
         """Maximum number of requests in transfer. Each request in transfer has a metadata buffer for its first
         token.

@@ -69,6 +69,7 @@ class BootstrapQueue:
         """Requests without a grant. Optimistic requests among them may be computed already."""
         self.early: dict[int, KvGranted] = {}
         self.refused = LateRequests()
+        self._times_out = timeout_ns is not None
         self._deadlines = Deadlines(prefill_id, timeout_ns, "bootstrap_timeout")
 
     @property
@@ -81,13 +82,18 @@ class BootstrapQueue:
         """Requests that prefill begins only after their grant."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
+    def at(self, now_ns: int) -> None:
+        self.refused.now_ns = now_ns
+        if self.refused.kept:
+            self.refused.forget()
+
     def expect(self, request: PrefillRequest, now_ns: int) -> list[Command]:
         self.ungranted[request.request_id] = request
-        return self._deadlines.add(request.request_id, now_ns)
+        return self._deadlines.add(request.request_id, now_ns) if self._times_out else []
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
         """Keeps a grant until its request arrives, unless the request was refused."""
-        if grant.request_id in self.refused:
+        if grant.request_id in self.refused.kept:
             return []
         self.early[grant.request_id] = grant
         return self._deadlines.add(grant.request_id, now_ns)

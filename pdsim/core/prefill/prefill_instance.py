@@ -133,7 +133,7 @@ class PrefillInstance:
     # What a driver calls.
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        self._bootstrap.refused.at(now_ns)
+        self._bootstrap.at(now_ns)
         match message:
             case m.NewRequest():
                 return self._on_new_request(message, now_ns)
@@ -283,7 +283,7 @@ class PrefillInstance:
     # Arriving and leaving.
 
     def _on_new_request(self, new: m.NewRequest, now_ns: int) -> list[m.Command]:
-        if new.request_id in self._bootstrap.refused or new.decode_id in self._down:
+        if new.request_id in self._bootstrap.refused.kept or new.decode_id in self._down:
             return []
         num_tokens = len(new.prompt)
         if num_tokens + 1 + self.page_size + self._builder.spare_tokens > (capacity := self.cache.capacity_tokens):

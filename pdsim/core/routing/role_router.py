@@ -66,6 +66,8 @@ class RoleRouter:
         self.page_size = memory.page_size
         self._policy = policy
         self._loads = {instance_id: RoutedLoad(instance_id) for instance_id in instance_ids}
+        self._only = instance_ids[0] if len(instance_ids) == 1 else ""
+        """The only instance. Empty: there are several, and the policy chooses."""
         self.loads = list(self._loads.values())
         self.instances = self.loads
         """Loads of the instances from which the policy may choose."""
@@ -78,7 +80,7 @@ class RoleRouter:
         self.metrics_interval_ns: int = getattr(policy, "metrics_interval_ns", 0)
         self._work = RoutedWork(self._loads, memory.page_size) if getattr(policy, "is_kv_aware", False) else None
         self.reads_sessions: bool = getattr(policy, "reads_sessions", False)
-        self._sessions = SessionBindings() if self.reads_sessions else None
+        self._sessions = SessionBindings() if self.reads_sessions and not self._only else None
         self.reads_caches: bool = role != "decode" and getattr(policy, "reads_caches", False)
         self._cached: dict[str, tuple[int, int]] = {}
         """Tokens of the prompt for which an instance is being chosen, in GPU and in host memory, by instance."""
@@ -155,14 +157,12 @@ class RoleRouter:
         agent: int = 0,
     ) -> str:
         """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
-        up. Raises PolicyError if the policy returns an unknown id.
+        up. A role with one instance has no choice, and asks no policy. Raises PolicyError if the policy returns an
+        unknown id.
         """
         self.now_ns = now_ns
-        self.session = session_of(self._scope, session, agent) if self.reads_sessions else -1
-        self.instances = self._offered(avoid) if self._down or avoid else self.loads
-        instance_id = self._policy.pick(prompt, self)
-        if instance_id not in self._loads:
-            raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
+        self.session = -1 if self._sessions is None else session_of(self._scope, session, agent)
+        instance_id = self._only or self._choose(prompt, avoid)
         if self.num_picked_cached_tokens is not None:
             self.num_picked_cached_tokens = self.num_cached_tokens(prompt, instance_id)
         if not self.counts_streams:
@@ -174,6 +174,13 @@ class RoleRouter:
             self._sessions.add(request_id, self.session, instance_id)
         if self._remembered is not None:
             self._remembered.add(prompt, instance_id)
+        return instance_id
+
+    def _choose(self, prompt: TokenSequence, avoid: str) -> str:
+        self.instances = self._offered(avoid) if self._down or avoid else self.loads
+        instance_id = self._policy.pick(prompt, self)
+        if instance_id not in self._loads:
+            raise PolicyError(f"{self._policy}: picked {instance_id!r}; there are {', '.join(self._loads)}")
         return instance_id
 
     def release(self, instance_id: str, num_tokens: int, request_id: int = 0, now_ns: int = 0) -> None:

@@ -64,7 +64,9 @@ class Receiver:
         return list(self._incoming)
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        self._aborted.at(now_ns)
+        self._aborted.now_ns = now_ns
+        if self._aborted.kept:
+            self._aborted.forget()
         if isinstance(message, m.AskStaging):
             return self._lend(message)
         if isinstance(message, m.CellWritten):
@@ -90,7 +92,7 @@ class Receiver:
         raise TypeError(f"{self.instance_id}: a receiver does not take {message}")
 
     def _lend(self, ask: m.AskStaging) -> list[m.Command]:
-        if ask.request_id in self._aborted:
+        if ask.request_id in self._aborted.kept:
             return []
         spans = []
         for cell, num_bytes in enumerate(ask.cell_bytes):

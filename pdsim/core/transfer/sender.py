@@ -74,9 +74,11 @@ class Sender:
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        self._stopped.at(now_ns)
+        self._stopped.now_ns = now_ns
+        if self._stopped.kept:
+            self._stopped.forget()
         if isinstance(message, TransferUnit):
-            if message.request_id in self._stopped:
+            if message.request_id in self._stopped.kept:
                 return []
             queue = self._queue(message)
             queue.units.append(message)
@@ -86,14 +88,14 @@ class Sender:
         if isinstance(message, m.StopSending):
             return self._stop(message)
         if isinstance(message, m.TransferLost):
-            self._stopped.discard(message.unit.request_id)
+            self._stopped.kept.pop(message.unit.request_id, None)
             self._stopped.add(message.unit.request_id, _LOST)
         if isinstance(message, m.TransferFailed | m.TransferLost):
             return self._on_failed(message.unit, message.reason)
         if isinstance(message, m.LayersComputed):
             self._computed = (message.step_id, message.num_groups)
         elif isinstance(message, m.StagingLent):
-            if message.request_id not in self._stopped:
+            if message.request_id not in self._stopped.kept:
                 for cell, span in enumerate(message.spans):
                     self._spans[message.request_id, cell] = span
         elif isinstance(message, m.StagingWatermark):
@@ -174,7 +176,7 @@ class Sender:
         """Returns a message to a decode instance: the sender sends no more of this request. Abort: the pages may be
         used again; KvLost: bytes may still arrive.
         """
-        is_lost = request_id in self._stopped and self._stopped.why(request_id) == _LOST
+        is_lost = request_id in self._stopped.kept and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
         return m.Send(self._arrives_at(decode_id), word)
 
