@@ -11,8 +11,7 @@ from pdsim.core.routing.router import num_retries, request_of
 from pdsim.metrics.records import RequestRecord
 from pdsim.policy.views import TokenSequence
 from pdsim.scenario.sections.front_end import FrontEndSettings
-from pdsim.sim.bus import Bus
-from pdsim.sim.timeline import Timeline
+from pdsim.sim.bus import Bus, Timeline
 from pdsim.workload.client import ClientDriver, sessions_of
 from pdsim.workload.request_spec import RequestSpec, Streams
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels
-from pdsim.sim.timeline import Timeline
+from pdsim.sim.bus import Timeline
 
 
 class Scraping:

@@ -22,7 +22,7 @@ from pdsim.policy.views import TokenSequence
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.building.sizing import server_of
 from pdsim.scenario.schema import Scenario
-from pdsim.sim.bus import Bus
+from pdsim.sim.bus import CHOICES, Bus
 from pdsim.sim.clients import Clients
 from pdsim.sim.faults import FaultInjector
 from pdsim.sim.instances.actor import Actor, Parts
@@ -39,7 +39,6 @@ from pdsim.sim.lives import Lives
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling
 from pdsim.sim.scraping import Scraping
-from pdsim.sim.timeline import CHOICES
 from pdsim.workload.request_spec import Streams
 
 

@@ -4,7 +4,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.sim.timeline import CHOICES, FIRST, Timeline
+from pdsim.sim.bus import CHOICES, FIRST, Timeline
 
 
 class SimPyTimeline:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.scenario.sections.cost import HostSettings
+from pdsim.sim.bus import Timeline
 from pdsim.sim.instances.actor import Host
-from pdsim.sim.timeline import Timeline
 from tests.support import MILLISECOND, request, run, small
 
 changes = st.lists(st.tuples(st.integers(0, 10_000), st.floats(0.03, 1)), max_size=8)

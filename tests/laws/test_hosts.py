@@ -14,9 +14,9 @@ from pdsim.scenario.building import wiring
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import SlowLink
+from pdsim.sim.bus import Timeline
 from pdsim.sim.links.flows import Flows
 from pdsim.sim.links.host_exchange import HostExchange
-from pdsim.sim.timeline import Timeline
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout
 from tests.laws.test_lockstep import rounds

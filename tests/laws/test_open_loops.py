@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.sequence import Spans
-from pdsim.sim.timeline import Timeline
+from pdsim.sim.bus import Timeline
 from pdsim.workload.client import Bursts, ClientDriver, Constant, Gamma, OpenLoop, Poisson, Profile
 from pdsim.workload.request_spec import RequestSpec, Streams
 

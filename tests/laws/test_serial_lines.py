@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from pdsim.core.messages import StartTransfer
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.scenario.building.wiring import Interconnect
+from pdsim.sim.bus import Timeline
 from pdsim.sim.links.network import Network
-from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Topology, Transport
 from tests.support import examples
 from tests.twins.serial_line import Death, NaiveTransfer, ends

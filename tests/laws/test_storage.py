@@ -24,8 +24,8 @@ from pdsim.scenario.building.wiring import storage_costs
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.sim.bus import Timeline
 from pdsim.sim.links.cache_copies import Storage, StorageClient
-from pdsim.sim.timeline import Timeline
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios

@@ -10,9 +10,9 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.explanation.usage import instance_usage
 from pdsim.scenario.building.wiring import Interconnect
 from pdsim.scenario.loading import load_scenario
+from pdsim.sim.bus import Timeline
 from pdsim.sim.links.network import Network
 from pdsim.sim.simulation import Observation, simulate
-from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Topology, Transport
 from tests.support import MILLISECOND, run, small
 

@@ -4,9 +4,9 @@ import pytest
 
 import pdsim
 from pdsim.scenario.sections.front_end import KINDS, FrontEndSettings
+from pdsim.sim.bus import Timeline
 from pdsim.sim.clients import FrontEnd
 from pdsim.sim.simulation import simulate
-from pdsim.sim.timeline import Timeline
 from tests.support import request, small
 
 LATENCY = "mean_ttft_ms"

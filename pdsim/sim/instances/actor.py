@@ -18,11 +18,10 @@ from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostMemory
 from pdsim.scenario.sections.cost import HostSettings
-from pdsim.sim.bus import Bus, Driver
+from pdsim.sim.bus import CHOICES, FIRST, Alarm, Bus, Callback, Driver, Timeline
 from pdsim.sim.instances.executor import DecodeRun, Executor, prefill_record
 from pdsim.sim.instances.stages import MicroBatchExecutor, StagedSteps
 from pdsim.sim.links.cache_copies import CacheCopies
-from pdsim.sim.timeline import CHOICES, FIRST, Alarm, Callback, Timeline
 
 
 @dataclass(slots=True, eq=False)

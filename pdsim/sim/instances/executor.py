@@ -11,7 +11,7 @@ from pdsim.core.sequence import Spans
 from pdsim.cost.model import FRACTION_BITS, STANDING, DecodeLine
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
-from pdsim.sim.timeline import Alarm, Timeline
+from pdsim.sim.bus import Alarm, Timeline
 
 OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 

@@ -14,11 +14,10 @@ from simpy.events import EventPriority
 
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import DecodeStep, LayersComputed, MixedStep, PrefillStep, Step
-from pdsim.sim.bus import Bus
+from pdsim.sim.bus import Bus, Timeline
 from pdsim.sim.instances.actor import Actor, BegunForward, Parts
 from pdsim.sim.instances.executor import DecodeClock
 from pdsim.sim.links.host_exchange import ServerNics
-from pdsim.sim.timeline import Timeline
 
 
 class Rank(Actor):

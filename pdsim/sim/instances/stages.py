@@ -9,8 +9,8 @@ from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Result, Step
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import PipelineTimes, StepTimes
 from pdsim.metrics.records import StepRecord
+from pdsim.sim.bus import Timeline
 from pdsim.sim.instances.executor import Executor, OnStep, prefill_record
-from pdsim.sim.timeline import Timeline
 
 
 class MicroBatchExecutor(Executor):

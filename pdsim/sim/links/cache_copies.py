@@ -13,9 +13,8 @@ from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load, end_of_saves
 from pdsim.metrics.records import HostCopyRecord
-from pdsim.sim.bus import Bus
+from pdsim.sim.bus import Bus, Timeline
 from pdsim.sim.links.flows import Flows
-from pdsim.sim.timeline import Timeline
 from pdsim.system.transport import Path
 
 

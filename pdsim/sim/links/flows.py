@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
-from pdsim.sim.timeline import Alarm, Timeline
+from pdsim.sim.bus import Alarm, Timeline
 from pdsim.system.transport import Path
 
 

@@ -17,9 +17,8 @@ from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.building.wiring import Interconnect
-from pdsim.sim.bus import Bus
+from pdsim.sim.bus import Bus, Timeline
 from pdsim.sim.links.flows import Flows
-from pdsim.sim.timeline import Timeline
 
 
 @dataclass(slots=True, eq=False)
