@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pdsim import __version__
-from pdsim.calibration.fit.rows import ONE_RANK, Ranks
+from pdsim.calibration.fit.rows import ONE_RANK, Ranks, flags_of
 from pdsim.calibration.validate.comparison import Comparison, Side, Validation, compare_sides
 from pdsim.calibration.validate.suite import SUITE_FILE, ValidationSuite, Variant, load_suite
 from pdsim.cli.command import print_json
@@ -260,12 +260,13 @@ def _profile_name(ranks: PairRanks, first: PairRanks) -> str:
 
 def _size(ranks: Ranks) -> str:
     """The ranks as part of a file name: "2", or with expert parallelism "2ep2"."""
-    return str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
+    size = str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
+    return size if ranks.a2a == ONE_RANK.a2a else size + ranks.a2a
 
 
 def _ranks(scenario: Scenario) -> PairRanks:
-    prefill, decode = scenario.servers
-    return Ranks(prefill.tp, prefill.resolved_ep), Ranks(decode.tp, decode.resolved_ep)
+    prefill, decode = (Ranks(one.tp, one.resolved_ep, one.moe_a2a_backend or "none") for one in scenario.servers)
+    return prefill, decode
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
@@ -280,17 +281,9 @@ def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Ste
         yield Step(tuple(_measure(suite, scenario, size, rows[-1], rounds, num_gpus)), rows[-1])
     for pair, variant in by_ranks.items():
         profile = (variant.profile or suite.profile or Path("profile.yaml")).name
-        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", scenario.servers[1].gpu, *_flags(pair)]
+        command = ["pdsim", "calibrate", *rows, "--out", profile, "--gpu", scenario.servers[1].gpu, *flags_of(pair)]
         yield Step(tuple(command), profile)
     yield Step(("pdsim", "validate", SUITE_FILE), _ERRORS)
-
-
-def _flags(pair: PairRanks) -> Iterator[str]:
-    """Options of `pdsim calibrate` that select the rows of these ranks."""
-    for role, ranks in zip(("prefill", "decode"), pair, strict=True):
-        for name, size in ranks._asdict().items():
-            if size > 1:
-                yield from (f"--{role}-{name}", str(size))
 
 
 def _measure(
@@ -305,6 +298,8 @@ def _measure(
         yield from ("--tp", str(ranks.tp), "--only", "prefill,decode,host" if has_room else "prefill,decode")
     if ranks.ep > 1:
         yield from ("--ep", str(ranks.ep))
+    if ranks.a2a != ONE_RANK.a2a:
+        yield from ("--moe-a2a-backend", ranks.a2a)
     if suite.real.hosts is not None:
         yield from ("--hosts", suite.real.hosts.name)
     if rounds > 1:

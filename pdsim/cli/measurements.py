@@ -134,6 +134,8 @@ def calibrate(
     decode_tp: Annotated[int, Parameter(help="Tensor-parallel size of the decode rows to fit.")] = 1,
     prefill_ep: Annotated[int, Parameter(help="Expert-parallel size of the prefill rows to fit.")] = 1,
     decode_ep: Annotated[int, Parameter(help="Expert-parallel size of the decode rows to fit.")] = 1,
+    prefill_a2a: Annotated[str, Parameter(help="All-to-all backend of the prefill rows to fit.")] = "none",
+    decode_a2a: Annotated[str, Parameter(help="All-to-all backend of the decode rows to fit.")] = "none",
     host_slowdown: Annotated[
         float,
         Parameter(
@@ -146,20 +148,18 @@ def calibrate(
     """Fit a profile to measured rows, and print its errors for shapes that were held out of the fit."""
     from pdsim.calibration.fit.profile import calibrate as fit_rows
     from pdsim.calibration.fit.profile import profile_of
-    from pdsim.calibration.fit.rows import Ranks, read_rows
+    from pdsim.calibration.fit.rows import Ranks, flags_of, read_rows
     from pdsim.cli.finished import saying
     from pdsim.show.terminal.measurements import print_calibration
 
     if not rows:
         raise ConfigError("calibrate needs files of rows")
     require_out_file(out, rows, _PROFILE)
-    measurements = read_rows(rows).of_ranks(Ranks(prefill_tp, prefill_ep), Ranks(decode_tp, decode_ep))
+    pair = Ranks(prefill_tp, prefill_ep, prefill_a2a), Ranks(decode_tp, decode_ep, decode_a2a)
+    measurements = read_rows(rows).of_ranks(*pair)
     with saying("fitting ...", quiet=json_):
         made = fit_rows(measurements, gpu=gpu)
-    of_tp = ("--prefill-tp", prefill_tp), ("--decode-tp", decode_tp)
-    of_ep = ("--prefill-ep", prefill_ep), ("--decode-ep", decode_ep)
-    flags = [*of_tp, *of_ep, ("--host-slowdown", host_slowdown)]
-    given = [str(word) for flag in flags if flag[1] != 1 for word in flag]
+    given = [*flags_of(pair), *(("--host-slowdown", str(host_slowdown)) if host_slowdown != 1 else ())]
     command = shlex.join(["pdsim", "calibrate", *(path.name for path in rows), *given])
     profile = profile_of(made, out.stem, command, host_slowdown=host_slowdown)
     _write_profile(profile, out, made.notes, None if json_ else lambda: print_calibration(made, profile))

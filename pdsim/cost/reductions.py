@@ -63,13 +63,17 @@ class AllReduces:
 
 
 class LayerSums:
-    """Times of the all-reduces that add up the outputs of an instance's layers, two per layer."""
+    """Times of the all-reduces that add up the outputs of an instance's layers, two per layer. A layer whose tokens are
+    sent to their experts has a reduce-scatter and an all-gather instead.
+    """
 
     def __init__(self, layout: Layout, all_reduces: Callable[..., AllReduces]) -> None:
         """all_reduces: makes the all-reduces among num_gpus GPUs."""
         experts = layout.model.experts
         self._cp = layout.cp
-        self._num_own = 2 * layout.model.num_layers if layout.tp > 1 else 0
+        self._num_halves = 2 * experts.num_layers if experts and layout.sends_to_experts and layout.tp > 1 else 0
+        """Reduce-scatters and all-gathers of tokens that the GPUs of an instance divide."""
+        self._num_own = 2 * layout.model.num_layers - self._num_halves if layout.tp > 1 else 0
         self._own = all_reduces(num_gpus=min(layout.tp, layout.gpus_per_domain))
         """All-reduces among the GPUs of one group. Groups share the tokens of prompts."""
         self._num_joint = 0 if experts is None or layout.cp == 1 else experts.num_layers
@@ -83,6 +87,8 @@ class LayerSums:
         num_joint = 0 if num_groups == self._cp else self._num_joint
         num_own = max(0, self._num_own - num_joint)
         own_ns = num_own * self._own.ns(num_tokens / num_groups) if num_own else 0.0
+        if self._num_halves:
+            own_ns += self._num_halves * self._own.half_ns(num_tokens / num_groups)
         return own_ns + num_joint * self._joint.ns(num_tokens) if num_joint else own_ns
 
 

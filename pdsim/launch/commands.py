@@ -92,13 +92,13 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 
 
 def a2a_backend(scenario: Scenario, servers: ServerSettings) -> str | None:
-    """Library that sends tokens to whole experts of other data-parallel ranks, as simulated. None: the server has no
-    such ranks, or each GPU gets all tokens, which is the engines' default.
+    """Library that sends tokens to whole experts of other GPUs, as simulated. None: the server has no whole experts, or
+    each GPU gets all tokens, which is the engines' default.
     """
     has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
-    if not has_experts or servers.dp == 1 or servers.moe_a2a_backend == "none":
+    if not has_experts or servers.moe_a2a_backend == "none":
         return None
-    spans_domains = servers.tp > load_gpu(servers.gpu).gpus_per_server
+    spans_domains = servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
     return servers.moe_a2a_backend or ("deepep" if spans_domains else None)
 
 

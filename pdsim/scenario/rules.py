@@ -90,6 +90,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     for role, servers in scenario.roles.items():
         if servers.load_balance_method not in ("auto", "router"):
             return f"{role}.load_balance_method: {servers.load_balance_method} is a setting of SGLang; leave it out"
+        if servers.dp == 1 and (servers.moe_a2a_backend or "none") != "none":
+            return f"{role}.moe_a2a_backend: it needs dp > 1 in vLLM (0.33.0, config/parallel.py:788); leave it out"
     if prefill is not None and prefill.dynamic_chunks:
         return "prefill.dynamic_chunks is a setting of SGLang; leave it out"
     for role, servers in scenario.roles.items():

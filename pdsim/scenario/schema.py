@@ -331,6 +331,7 @@ class Scenario(Section):
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
             ep=(prefill.resolved_ep, decode.resolved_ep),
+            moe_a2a_backend=(prefill.moe_a2a_backend or "none", decode.moe_a2a_backend or "none"),
             pp=self.servers[0].split.pp,
             cp=self.servers[0].split.cp,
             dcp=self.servers[1].dcp,

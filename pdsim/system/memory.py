@@ -93,8 +93,8 @@ class Layout:
     has_whole_experts: bool = False
     """True: each GPU of a server holds some experts completely. False: each GPU holds a part of every expert."""
     moe_a2a_backend: A2aBackend | None = None
-    """Library that sends tokens to whole experts of other data-parallel ranks. None: deepep over several NVLink
-    domains, else none."""
+    """Library that sends tokens to whole experts of other GPUs. None: with dp > 1 over several NVLink domains deepep,
+    else none."""
     sums_prompts: bool = True
     """With moe_a2a_backend none, how a forward with prompts gives tokens to the experts of all ranks, and gets the
     results. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an all-gather and a
@@ -131,11 +131,14 @@ class Layout:
             self._require_copies_of_kv()
         backend = self.moe_a2a_backend or "none"
         if backend != "none" and (self.model.experts is None or not self.sends_to_experts):
-            found = f"dp {self.dp} and {'whole' if self.has_whole_experts else 'divided'} experts"
+            found = f"{self.num_server_gpus} GPUs and {'whole' if self.has_whole_experts else 'divided'} experts"
             raise LayoutError(
-                f"moe_a2a_backend {backend}: pdsim models {backend} with dp > 1 and whole experts only; "
+                f"moe_a2a_backend {backend}: pdsim models {backend} with whole experts on several GPUs only; "
                 f"found {name} with {'no experts' if self.model.experts is None else found}"
             )
+        if backend != "none" and self.dp == 1 and (self.cp > 1 or self.num_domains > 1):
+            beside = f"cp {self.cp}" if self.cp > 1 else f"{self.num_domains} NVLink domains"
+            raise LayoutError(f"moe_a2a_backend {backend}: pdsim does not model dp 1 and {beside} with it")
 
     def _require_whole_hosts(self) -> None:
         """Raises LayoutError unless each host has equally many of the ranks (SGLang 0.5.23,
@@ -196,11 +199,11 @@ class Layout:
 
     @property
     def sends_to_experts(self) -> bool:
-        """True if a token is sent to the GPUs of its experts only. False: each GPU gets the tokens of all data-parallel
-        ranks, or the instance has no other ranks.
+        """True if a token is sent to the GPUs of its experts only. Outside of attention, each GPU then has a share of
+        its instance's tokens (SGLang 0.5.23, layers/layer_boundary/factories.py:262). False: each GPU gets all tokens.
         """
-        backend = self.moe_a2a_backend or ("deepep" if self.num_domains > 1 else "none")
-        return self.dp > 1 and self.has_whole_experts and backend != "none"
+        backend = self.moe_a2a_backend or ("deepep" if self.dp > 1 and self.num_domains > 1 else "none")
+        return self.num_server_gpus > 1 and self.has_whole_experts and backend != "none"
 
     @property
     def read_token_bytes(self) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter, validators
 
 from pdreal.settings.host import read_hosts
-from pdreal.settings.options import Dtype, OnDevice, Options, Threads
+from pdreal.settings.options import Dtype, OnDevice, Options, RealA2a, Threads
 from pdsim.cli.command import Force, Json, Out, Port, Seed, Set, print_json, program, run_app
 
 _OF_REAL_MODE = {"aiohttp", "safetensors", "torch", "zmq"}
@@ -192,6 +192,7 @@ def measure(
     page_size: int = 64,
     tp: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
     ep: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    moe_a2a_backend: RealA2a = "none",
     only: str | None = None,
     quick: bool = False,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
@@ -210,6 +211,8 @@ def measure(
         Tensor-parallel size for prefill, decode and host; each rank needs a GPU.
     ep
         Expert-parallel size: the size of --tp, where each rank holds whole experts, or 1.
+    moe_a2a_backend
+        deepep: ranks send tokens to the ranks of their experts. none: every rank has all tokens.
     only
         Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host, and storage, which is
         measured only if it is named.
@@ -233,7 +236,7 @@ def measure(
     options = Options(device=device, dtype=dtype, threads=threads, hosts=None if pair is None else pair.as_pair())
     require_out_file(out, [], "kind,")
     plan = QUICK if quick else FULL
-    chosen = measurement(model, options, page_size, tp, ep, only, plan, rounds, draft_tokens)
+    chosen = measurement(model, options, page_size, tp, ep, only, plan, rounds, draft_tokens, moe_a2a_backend)
     try:
         num_rows = measure(chosen, out, tell)
     except KeyboardInterrupt:

@@ -319,6 +319,10 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             ["prefill.long_prefill_tokens=100"],
             "engine sglang: prefill.long_prefill_tokens is a setting of vLLM; leave it out",
         ),
+        (
+            ["engine=vllm", "model=deepseek-v3", "prefill={gpu: h200, tp: 8, ep: 8, moe_a2a_backend: deepep}"],
+            "engine vllm: prefill.moe_a2a_backend: it needs dp > 1 in vLLM (0.33.0, config/parallel.py:788)",
+        ),
         (["engine=vllm", "network.staging={}"], "engine vllm: network.staging is a setting of SGLang; leave it out"),
         (
             [

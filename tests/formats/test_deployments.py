@@ -266,7 +266,7 @@ def test_wide_experts_of_vllm(tmp_path):
     [
         ("sglang", "--enable-dp-attention --moe-a2a-backend deepep --deepep-mode auto", "deepep"),
         ("sglang", "--enable-dp-attention --ep-size 8 --moe-a2a-backend none", "none"),
-        ("sglang", "--moe-a2a-backend deepep", None),  # two copies without data-parallel attention
+        ("sglang", "--moe-a2a-backend deepep", "deepep"),  # in two copies without data-parallel attention
         ("sglang", "--enable-dp-attention --ep-size 8 --moe-a2a-backend mooncake", None),
         ("vllm", "--enable-expert-parallel --all2all-backend allgather_reducescatter", "none"),
         ("vllm", "--enable-expert-parallel --all2all-backend mori_low_latency", "mori"),

@@ -420,6 +420,14 @@ def test_a_server_on_one_host_is_told_its_all_to_all_library(backend):
         assert f"--all2all-backend {backend}_low_latency" in vllm
 
 
+def test_an_instance_that_divides_its_tokens_is_told_its_library_too():
+    servers = "{gpu: h200, tp: 8, ep: 8, moe_a2a_backend: deepep}"
+    changes = [("model", "deepseek-v3"), ("prefill", servers), ("decode", servers), ("network.staging", None)]
+    sglang = "".join(text("sglang", scenario(*changes, ("health", None)))[0])
+    assert sglang.count("--ep-size 8 --moe-a2a-backend deepep --deepep-mode") == 2
+    assert "dp-attention" not in sglang
+
+
 def test_vllm_is_started_on_each_host_and_answers_on_the_first():
     wide = [change for change in WIDE if change[0] not in ("prefill", "decode")]
     servers = WIDE_SERVERS.replace(", two_batch_overlap: true", "")

@@ -61,10 +61,13 @@ def wrong_tokens(options, prompt, output):
     return int((logits.max(dim=-1).values - chosen > _ROUNDING[options.dtype]).sum())
 
 
-def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts, *, whole_experts=False):
+def run(name, options, transport, prefill_tp, decode_tp, num_tokens, num_prompts, *, whole_experts=False, a2a="none"):
     """Number of checked tokens, and number of wrong ones among them. transport: None: one aggregated instance."""
-    has_experts = whole_experts and from_catalog(name).experts is not None
-    prefill, decode = ({"tp": tp, "ep": tp if has_experts else 1} for tp in (prefill_tp, decode_tp))
+    has_experts = (whole_experts or a2a != "none") and from_catalog(name).experts is not None
+    prefill, decode = (
+        {"tp": tp, "ep": tp, "moe_a2a_backend": a2a if tp > 1 else "none"} if has_experts else {"tp": tp}
+        for tp in (prefill_tp, decode_tp)
+    )
     changes = {
         "model": name,
         "workload__num_requests": num_prompts,
@@ -95,6 +98,7 @@ def main():
     parser.add_argument("--transport", action="append", help="all that are here if not given")
     parser.add_argument("--tp", action="append", help="as 2:1, of prefill and decode; all pairs if not given")
     parser.add_argument("--ep", action="store_true", help="each rank holds whole experts")
+    parser.add_argument("--moe-a2a-backend", choices=["none", "deepep"], default="none", help="deepep: with --ep")
     parser.add_argument("--device", choices=TRANSPORTS, default="cpu")
     parser.add_argument("--dtype", choices=_ROUNDING, default="float32", help="what the cluster computes in")
     given = parser.parse_args()
@@ -116,7 +120,8 @@ def main():
                         cells.append("")
                         continue
                     sizes = prefill_tp, decode_tp, given.tokens, given.prompts
-                    checked, wrong = run(name, options, transport, *sizes, whole_experts=given.ep)
+                    experts = {"whole_experts": given.ep, "a2a": given.moe_a2a_backend}
+                    checked, wrong = run(name, options, transport, *sizes, **experts)
                     total += wrong
                     cells.append(f"{wrong} of {checked}")
                 print(f"| {name} | {transport or 'aggregated'} | {' | '.join(cells)} |", flush=True)

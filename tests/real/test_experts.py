@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.model.experts import route, run_experts
+from pdreal.model.exchange import packed, unpacked
+from pdreal.model.experts import mix, route, run_experts
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.weights import ExpertWeights, RandomWeights, load_weights
 from pdreal.settings.model import ModelError, from_catalog
@@ -137,6 +138,25 @@ def test_kernels_compute_the_experts_of_a_rank(config, num_tokens):
         fused, fused_chosen = fused_experts.run_experts(x.to(GPU_OR_CPU), weights)
         torch.testing.assert_close(fused.cpu(), mixed, atol=1e-5, rtol=1e-5)
         assert torch.equal(fused_chosen.cpu().long(), chosen)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(("config", "num_tokens"), [("softmax", 40), ("groups", 9), ("odd sizes", 1)])
+def test_packed_tokens_are_mixed_by_the_experts_of_another_rank(config, num_tokens, fused):
+    """The rows lie apart, as they are received."""
+    device, x = CPU, hidden(num_tokens)
+    if fused:
+        pytest.importorskip("triton", reason="the experts of GPUs are written in Triton")
+        from pdreal.model import fused_experts
+
+        device = GPU_OR_CPU
+    own_mix, own_route = (fused_experts.mix, fused_experts.route) if fused else (mix, route)
+    for rank in range(2):
+        ranks = TensorParallel(rank, 2, has_whole_experts=True)
+        mixed, _ = run_experts(x, experts(ranks, config=CONFIGS[config]))
+        weights = experts(ranks, device=device, config=CONFIGS[config])
+        rows = packed(x.to(device), *own_route(x.to(device), weights))
+        torch.testing.assert_close(own_mix(*unpacked(rows, x.shape[1]), weights).cpu(), mixed, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("config", ["softmax", "groups"])

@@ -15,6 +15,7 @@ from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forw
 from pdreal.measure.plan import FULL, Plan
 from pdreal.settings.model import from_catalog
 
+from pdsim.calibration.fit.rows import Ranks, read_rows
 from tests.real.models import CPU, tiny_model
 
 TINY = Plan(
@@ -123,12 +124,17 @@ def test_the_loop_of_steps_that_verify_drafts(tiny, tmp_path):
     assert len(shapes(rows, "handover", "transport")) == 1
 
 
-def test_ranks_may_hold_whole_experts(tiny, tmp_path):
-    flags = "--tp", "2", "--ep", "2", "--only", "prefill,decode"
+@pytest.mark.parametrize("backend", ["none", "deepep"])
+def test_ranks_may_hold_whole_experts(tiny, tmp_path, backend):
+    flags = "--tp", "2", "--ep", "2", "--moe-a2a-backend", backend, "--only", "prefill,decode"
     assert not measure(tmp_path / "rows.csv", *flags, model="tiny-qwen3-moe")
     with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert {(row["kind"], row["tp"], row["ep"]) for row in rows} == {("prefill", "2", "2"), ("decode", "2", "2")}
+    columns = "kind", "tp", "ep", "moe_a2a_backend"
+    found = {tuple(row[column] for column in columns) for row in rows}
+    assert found == {(kind, "2", "2", backend) for kind in ("prefill", "decode")}
+    pair = (Ranks(2, 2, backend),) * 2
+    assert {of_kind.ranks for of_kind in read_rows([tmp_path / "rows.csv"]).of_ranks(*pair).rows} == {pair[0]}
 
 
 def test_rounds_follow_each_other(tiny, tmp_path):
@@ -221,6 +227,7 @@ def test_the_plan_names_no_shape_twice():
         (["--tp", "3"], "--tp: tiny-qwen3: tp 3 does not divide its query heads"),
         (["--tp", "2", "--ep", "4"], "--ep: expected 1 or all 2 ranks of an instance, found 4"),
         (["--tp", "2", "--ep", "2"], "--ep: tiny-qwen3 has no experts"),
+        (["--tp", "2", "--moe-a2a-backend", "deepep"], "deepep: tokens are sent to whole experts only; give --ep 2"),
         (["--page-size", "0"], "--page-size: expected at least 1 token, found 0"),
         (["--out", "no/such/rows.csv"], "--out: no/such/rows.csv: No such file or directory"),
     ],

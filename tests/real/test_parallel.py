@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch", reason="real mode needs torch")
 from dataclasses import replace
 from multiprocessing import get_context
 
+from pdreal.model import exchange
 from pdreal.model.parallel import TensorParallel
 from pdreal.settings.model import ModelError, from_catalog
 
@@ -37,7 +38,11 @@ def rank(index, size, rendezvous, results):
     tp = TensorParallel.join(index, size, rendezvous, CPU)
     divided = [serve(config, tp) for config in CONFIGS]
     whole = [serve(config, replace(tp, has_whole_experts=True)) for config in OF_EXPERTS]
-    results.put((index, [*divided, *whole]))
+    sending = replace(tp, has_whole_experts=True, sends_to_experts=True)
+    sent = [serve(config, sending) for config in OF_EXPERTS]
+    exchange.MOST_FIXED_TOKENS = 0
+    counted = [serve(config, sending) for config in OF_EXPERTS]
+    results.put((index, [*divided, *whole, *sent, *counted]))
     tp.leave()
 
 
@@ -51,7 +56,7 @@ def test_two_ranks_make_the_tokens_of_one(tmp_path):
     found = dict(results.get(timeout=120) for _ in ranks)
     for process in ranks:
         process.join()
-    expected = [serve(config) for config in [*CONFIGS, *OF_EXPERTS]]
+    expected = [serve(config) for config in [*CONFIGS, *3 * OF_EXPERTS]]
     assert found == {0: expected, 1: expected}
 
 

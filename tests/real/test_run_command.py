@@ -82,6 +82,7 @@ def test_an_interrupted_run_keeps_what_has_finished(scenario, tmp_path, monkeypa
     [
         (["--set", "model=qwen3.5-35b-a3b"], "cannot be run for real"),
         (["--set", "prefill.dp=2", "--set", "prefill.tp=2"], "prefill.dp: 2: data-parallel attention"),
+        (["--set", "prefill.moe_a2a_backend=mori"], "prefill.moe_a2a_backend: mori runs in simulation only"),
         (
             ["--set", "model=tiny-windows", "--set", "decode.radix_cache=true"],
             "decode.radix_cache: decode gets only the last tokens of layers with a sliding window",

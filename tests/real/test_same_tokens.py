@@ -34,6 +34,7 @@ DRAFTS = {"speculative_num_steps": 3, "speculative_accept_length": 2.5}
 DECODE_DRAFTS = {f"decode__{name}": value for name, value in DRAFTS.items()}
 HYBRID = {"model": "tiny-hybrid", "page_size": 16, "prefill__chunked_prefill_tokens": 48}
 """Prompts of several chunks, whose prefixes hit where chunks have left states."""
+SENDING = {"gpu": "h100", "tp": 2, "ep": 2, "moe_a2a_backend": "deepep", "pool_tokens": 4096, "max_running_requests": 8}
 PATHS = {
     "1P1D": {},
     "decode radix": {"decode__radix_cache": True},
@@ -65,6 +66,17 @@ PATHS = {
         "decode__ep": 2,
     },
     "whole experts, latents, TP2 to TP1": {"model": "tiny-deepseek-v3", "prefill__tp": 2, "prefill__ep": 2},
+    "all-to-all, TP2 to TP2, decode radix": {
+        "model": "tiny-qwen3-moe",
+        "prefill": SENDING,
+        "decode": {**SENDING, "radix_cache": True},
+    },
+    "all-to-all, latents, aggregated": {
+        "model": "tiny-deepseek-v3",
+        "prefill": None,
+        "decode": None,
+        "aggregated": {**SENDING, "chunked_prefill_tokens": 64},
+    },
     "latents": {"model": "tiny-deepseek-v3", "decode__radix_cache": True},
     "windows that are kept whole": {"model": "tiny-mistral", "decode__radix_cache": True},
     "windows": {"model": "tiny-windows", "prefill__host_cache": "4 MB", "workload__input_tokens": LONG},

@@ -10,7 +10,7 @@ from pdsim import load_scenario, simulate
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.kernels import Spread, beyond_tables, has_kernels, leaving_out, medians_of, origins, reached, spread
 from pdsim.cost.roofline import activation_bytes
-from pdsim.cost.settings import KERNELS_SPREAD, Kernels
+from pdsim.cost.settings import KERNELS_SPREAD, Kernels, Roofline
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.sections.cost import ENDS, GROUPS
@@ -270,14 +270,39 @@ def test_vllm_gives_prompts_to_all_ranks_as_it_gives_decoded_tokens():
     assert found_ns == pytest.approx(1e3 * 207, rel=0.3)
 
 
-@pytest.mark.parametrize("changes", [{"dp": 1, "tp": 8}, {"has_whole_experts": False}, {"model": "qwen3-32b"}])
+def test_gpus_of_an_instance_that_divide_its_tokens_sum_and_gather_them_and_exchange_as_ranks_do():
+    """In a layer of experts, halves of one all-reduce take the place of two."""
+    settings = Roofline(all_reduce_ns=7_000, expert_exchange_ns=9_000, expert_exchange_efficiency=0.5)
+    whole = replace(layout("deepseek-r1", "h200", 8), has_whole_experts=True)
+    kept, sent = (settings.model(replace(whole, moe_a2a_backend=backend)) for backend in ("none", "deepep"))
+    all_reduce_ns = kept.prefill_terms(forward(8192))["all-reduce"] / (2 * 61)
+    expected_ns = 2 * 3 * all_reduce_ns + 58 * (all_reduce_ns + settings.all_reduce_ns)
+    assert sent.prefill_terms(forward(8192))["all-reduce"] == pytest.approx(expected_ns)
+
+    def exchange_ns(place, batch):
+        none, deepep = (settings.model(replace(place, moe_a2a_backend=backend)) for backend in ("none", "deepep"))
+        return deepep.decode_terms(batch)["matrices"] - none.decode_terms(batch)["matrices"]
+
+    assert exchange_ns(whole, 512) == pytest.approx(exchange_ns(replace(whole, tp=1, dp=8), 64))
+    assert exchange_ns(whole, 512) > 2 * 58 * settings.expert_exchange_ns
+
+
+@pytest.mark.parametrize("changes", [{"dp": 1}, {"has_whole_experts": False}, {"model": "qwen3-32b"}])
 def test_only_whole_experts_of_other_ranks_are_sent_tokens(changes):
     ranks = replace(layout("deepseek-r1", "b200", 1), dp=8, has_whole_experts=True)
     if "model" in changes:
         changes = {"model": load_model(changes["model"])}
-    with pytest.raises(LayoutError, match="moe_a2a_backend deepep: pdsim models deepep with dp > 1 and whole experts"):
+    with pytest.raises(LayoutError, match="moe_a2a_backend deepep: pdsim models deepep with whole experts on several"):
         replace(ranks, **changes, moe_a2a_backend="deepep")
     assert not replace(ranks, **changes, moe_a2a_backend="none").sends_to_experts
+
+
+@pytest.mark.parametrize(("changes", "beside"), [({"tp": 4, "cp": 2}, "cp 2"), ({"tp": 16}, "2 NVLink domains")])
+def test_an_instance_alone_sends_tokens_within_one_domain_only(changes, beside):
+    one = replace(layout("deepseek-r1", "h200", 8), has_whole_experts=True)
+    assert not replace(one, **changes).sends_to_experts
+    with pytest.raises(LayoutError, match=f"moe_a2a_backend deepep: pdsim does not model dp 1 and {beside} with it"):
+        replace(one, **changes, moe_a2a_backend="deepep")
 
 
 def test_large_all_reduces_are_those_of_nccl():

@@ -378,6 +378,7 @@ def _setup(made: Calibration) -> dict[str, Any]:
         device=made.gpu or ", ".join(name for name in setups["device"] if name != UNKNOWN) or None,
         tp=(prefill.tp, decode.tp),
         ep=(prefill.ep, decode.ep) if setups["ep"] else None,
+        moe_a2a_backend=(prefill.a2a, decode.a2a) if max(prefill.ep, decode.ep) > 1 else None,
         draft_tokens=int(setups["verified"][0]) if setups["verified"] else None,
     )
     return setup.model_dump(mode="json", exclude_none=True)

@@ -97,6 +97,7 @@ PROVENANCE = (
     "page_size",
     "tp",
     "ep",
+    "moe_a2a_backend",
     "url",
 )
 OUR_KERNELS = "fused"
@@ -111,17 +112,32 @@ A_COPY = "copy"
 
 class Ranks(NamedTuple):
     """Number of ranks of an instance (tp). ep: number of ranks over which whole experts are spread: all ranks, or 1 if
-    each rank has a part of every expert.
+    each rank has a part of every expert. a2a: library that sends tokens to whole experts.
     """
 
     tp: int = 1
     ep: int = 1
+    a2a: str = "none"
 
     def __str__(self) -> str:
-        return f"tp {self.tp}" if self.ep == 1 else f"tp {self.tp} and ep {self.ep}"
+        sizes = f"tp {self.tp}" if self.ep == 1 else f"tp {self.tp} and ep {self.ep}"
+        return sizes if self.a2a == "none" else f"{sizes} with {self.a2a}"
 
 
 ONE_RANK = Ranks()
+
+
+def flags_of(pair: tuple[Ranks, Ranks]) -> list[str]:
+    """Options of `pdsim calibrate` that select the rows of these ranks of prefill and decode."""
+    given = [(role, ranks._asdict()) for role, ranks in zip(("prefill", "decode"), pair, strict=True)]
+    usual = ONE_RANK._asdict()
+    return [
+        word
+        for name in usual
+        for role, values in given
+        if values[name] != usual[name]
+        for word in (f"--{role}-{name}", str(values[name]))
+    ]
 
 
 @dataclass(frozen=True)
@@ -177,7 +193,7 @@ class Measurements:
             found = sorted(rows.ranks for rows in self.of(phase))
             if found and asked[phase] not in found:
                 there = ", ".join(map(str, found))
-                flags = f"--{phase}-tp, --{phase}-ep"
+                flags = f"--{phase}-tp, --{phase}-ep, --{phase}-a2a"
                 raise ConfigError(f"no rows of {phase} with {asked[phase]}; the rows have {there}: {flags}")
         there_are = {(rows.kind, rows.name, rows.ranks) for rows in self.rows}
 
@@ -350,13 +366,13 @@ def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
 
 
 def _ranks(line: Mapping[str, str], where: str) -> Ranks:
-    sizes = []
-    for column in Ranks._fields:
+    sizes = {}
+    for column in ("tp", "ep"):
         text = line.get(column) or "1"
         if not text.isdecimal() or not int(text):
             raise ConfigError(f"{where}: {column}: expected a number of ranks, found {text!r}")
-        sizes.append(int(text))
-    return Ranks(*sizes)
+        sizes[column] = int(text)
+    return Ranks(sizes["tp"], sizes["ep"], line.get("moe_a2a_backend") or "none")
 
 
 def _number(line: Mapping[str, str], name: str, where: str) -> float:

@@ -367,7 +367,7 @@ def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: boo
     if has_experts and is_whole != (dp > 1):
         fields["ep"] = tp if is_whole else 1
     given.pop("ep", None)
-    if not (has_experts and is_whole and dp > 1):
+    if not (has_experts and is_whole and (dp > 1 or (tp > 1 and not is_vllm))):
         given.pop("moe_a2a_backend", None)
     if not given.pop("eplb", False):
         given.pop("redundant_experts", None)

@@ -57,6 +57,8 @@ class Setup(Section):
     """Data-parallel sizes of prefill and of decode."""
     ep: tuple[int, int] | None = None
     """Expert-parallel sizes of prefill and of decode. None: not known."""
+    moe_a2a_backend: tuple[str, str] | None = None
+    """Libraries that send tokens to whole experts in prefill and in decode. None: not known."""
     pp: int = 1
     """Number of pipeline stages of the servers that prefill."""
     cp: int = 1
@@ -88,6 +90,7 @@ class Setup(Section):
             "tp": _sizes_of_roles("TP", self.tp),
             "dp": "" if self.dp == (1, 1) else _sizes_of_roles("DP", self.dp),
             "ep": None if self.ep is None else "" if self.ep == (1, 1) else _sizes_of_roles("EP", self.ep),
+            "moe_a2a_backend": None if self.moe_a2a_backend is None else _backends(self.moe_a2a_backend),
             "pp": "" if self.pp == 1 else f"PP{self.pp} prefill",
             "cp": "" if self.cp == 1 else f"CP{self.cp} prefill",
             "dcp": "" if self.dcp == 1 else f"DCP{self.dcp} decode",
@@ -99,6 +102,12 @@ class Setup(Section):
 def _sizes_of_roles(what: str, sizes: tuple[int, int]) -> str:
     prefill, decode = sizes
     return f"{what}{prefill}" if prefill == decode else f"{what}{prefill} to {what}{decode}"
+
+
+def _backends(of_roles: tuple[str, str]) -> str:
+    prefill, decode = (backend.replace("none", "no") for backend in of_roles)
+    either = f"{prefill} all-to-all" if prefill == decode else f"{prefill} all-to-all to {decode} all-to-all"
+    return "" if of_roles == ("none", "none") else either
 
 
 class MeasuredSettings(Setup):

@@ -111,9 +111,9 @@ class ServerSettings(Section):
     None: tp if dp > 1, otherwise 1.
     """
     moe_a2a_backend: A2aBackend | None = None
-    """Library that sends tokens to whole experts of other data-parallel ranks (--moe-a2a-backend; vLLM:
-    --all2all-backend). none: each GPU gets the tokens of all ranks. deepep, mori: a token goes to the GPUs of its
-    experts. None: none within one NVLink domain, deepep over several.
+    """Library that sends tokens to whole experts of other GPUs (--moe-a2a-backend; vLLM: --all2all-backend). none: each
+    GPU gets all tokens. deepep, mori: a token goes to the GPUs of its experts. None: none, but with dp > 1 over several
+    NVLink domains deepep.
     """
     load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,

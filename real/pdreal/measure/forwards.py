@@ -49,13 +49,15 @@ class RankedModel:
     device_type: str
     tp: int
     has_whole_experts: bool
+    sends_to_experts: bool
 
     def load(self, rank: int, rendezvous: str) -> Transformer:
         """Loads this rank's part of the model. Returns when all ranks are connected."""
         device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        ranks = TensorParallel.join(rank, self.tp, rendezvous, device, has_whole_experts=self.has_whole_experts)
+        experts = {"has_whole_experts": self.has_whole_experts, "sends_to_experts": self.sends_to_experts}
+        ranks = TensorParallel.join(rank, self.tp, rendezvous, device, **experts)
         return Transformer.load(self.config, RandomWeights(0, device), dtype=self.dtype, device=device, tp=ranks)
 
 

@@ -108,6 +108,7 @@ class Provenance:
     page_size: int
     tp: int
     ep: int
+    moe_a2a_backend: str
     driver: str
     torch_version: str
     versions: str
@@ -116,7 +117,9 @@ class Provenance:
     date: str
 
     @classmethod
-    def here(cls, model: str, device: torch.device, dtype: str, page_size: int, tp: int, ep: int) -> "Provenance":
+    def here(
+        cls, model: str, device: torch.device, dtype: str, page_size: int, tp: int, ep: int, moe_a2a_backend: str
+    ) -> "Provenance":
         return cls(
             device=machine_name(device),
             model=model,
@@ -124,6 +127,7 @@ class Provenance:
             page_size=page_size,
             tp=tp,
             ep=ep,
+            moe_a2a_backend=moe_a2a_backend,
             driver=driver_version(),
             torch_version=torch.__version__,
             versions=installed(*_WHEELS),

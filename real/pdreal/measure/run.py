@@ -16,7 +16,7 @@ from pdreal.measure.transfers import copy_rows, transfer_rows
 from pdreal.model.parallel import TensorParallel
 from pdreal.settings.host import LaunchError
 from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig, ModelError, from_catalog
-from pdreal.settings.options import Options
+from pdreal.settings.options import Options, RealA2a
 from pdreal.transports.protocol import UnavailableError
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
@@ -37,6 +37,8 @@ class Measurement:
     """Number of ranks of an instance."""
     ep: int
     """Expert-parallel size: tp if each rank holds whole experts, otherwise 1."""
+    moe_a2a_backend: RealA2a
+    """deepep: ranks send tokens to the ranks of their experts. none: every rank has all tokens."""
     kinds: tuple[Kind, ...]
     plan: Plan
     rounds: int
@@ -93,6 +95,7 @@ class Measurement:
                 self.ep,
                 self.plan,
                 left_out,
+                moe_a2a_backend=self.moe_a2a_backend,
                 draft_tokens=self.draft_tokens,
             )
 
@@ -119,6 +122,7 @@ class Measurement:
             device_type=self.device.type,
             tp=self.tp,
             has_whole_experts=self.ep > 1,
+            sends_to_experts=self.moe_a2a_backend != "none",
         )
         with Followers(ranked) as followers:
             model = followers.model
@@ -144,6 +148,7 @@ def measurement(
     plan: Plan,
     rounds: int,
     draft_tokens: int = 1,
+    moe_a2a_backend: RealA2a = "none",
 ) -> Measurement:
     """Makes a measurement from flags. only: kinds, separated by commas. Raises ConfigError for wrong flags, or
     LaunchError if this machine lacks a needed device or package.
@@ -167,6 +172,8 @@ def measurement(
         raise ConfigError(f"--draft-tokens: {config.name} has sliding windows or latent KV, beside which none draft")
     if ep not in (1, tp):
         raise ConfigError(f"--ep: expected 1 or all {tp} ranks of an instance, found {ep}")
+    if moe_a2a_backend != "none" and ep == 1:
+        raise ConfigError(f"--moe-a2a-backend {moe_a2a_backend}: tokens are sent to whole experts only; give --ep {tp}")
     try:
         TensorParallel(0, tp, has_whole_experts=ep > 1).check(config)
     except ModelError as wrong:
@@ -177,6 +184,7 @@ def measurement(
         page_size=page_size,
         tp=tp,
         ep=ep,
+        moe_a2a_backend=moe_a2a_backend,
         kinds=kinds,
         plan=plan,
         rounds=rounds,
@@ -208,6 +216,7 @@ def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) ->
         measurement.page_size,
         measurement.tp,
         measurement.ep,
+        measurement.moe_a2a_backend,
     )
     try:
         file = RowFile(out, provenance)

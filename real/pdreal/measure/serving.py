@@ -113,6 +113,7 @@ def serving_rows(
     plan: Plan,
     left_out: Callable[[str], None],
     *,
+    moe_a2a_backend: str = "none",
     draft_tokens: int = 1,
 ) -> Iterator[Row]:
     """Yields rows measured with the first available transfer engine, and only rows of handovers and sending with the
@@ -127,7 +128,7 @@ def serving_rows(
     for transport in engines(options.device, options.hosts):
         if has_rows and tp > 1:
             return
-        scenario = _scenario(model, page_size, tp, ep, transport, plan, draft_tokens)
+        scenario = _scenario(model, page_size, tp, ep, moe_a2a_backend, transport, plan, draft_tokens)
         try:
             loading_us, records = _serve(scenario, options, plan, () if has_rows else plan.served_batches)
         except LaunchError as missing:
@@ -151,7 +152,7 @@ def serving_rows(
 
 
 def _scenario(
-    model: str, page_size: int, tp: int, ep: int, transport: str, plan: Plan, draft_tokens: int
+    model: str, page_size: int, tp: int, ep: int, moe_a2a_backend: str, transport: str, plan: Plan, draft_tokens: int
 ) -> dict[str, object]:
     """Returns a scenario that runs on any GPU. The scenario names a GPU of the catalog, but real mode does not use that
     entry.
@@ -161,7 +162,7 @@ def _scenario(
     pool_pages = -(-of_request // page_size) * largest_batch
     pool_tokens = max(pool_pages * page_size, 2 * _WAVE_REQUESTS * max(_WAVE_TOKENS))
     server = {"gpu": "h200", "tp": tp, "ep": ep, "pool_tokens": pool_tokens, "radix_cache": False}
-    server["max_running_requests"] = largest_batch
+    server |= {"max_running_requests": largest_batch, "moe_a2a_backend": moe_a2a_backend}
     drafts = {"algorithm": "EAGLE", "num_steps": draft_tokens - 1, "accept_length": 1} if draft_tokens > 1 else {}
     return {
         "model": model,

@@ -26,21 +26,36 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only
 
         return fused_experts.run_experts(x, weights)
+    shares, experts = route(x, weights)
+    return mix(x, shares, experts, weights), experts
+
+
+def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
+    """Returns the weighted sum of the outputs of this rank's experts, [tokens, hidden]. shares, experts: as `route`
+    returns them, also for tokens of other ranks.
+    """
+    if x.is_cuda:
+        from pdreal.model import fused_experts  # noqa: PLC0415
+
+        return fused_experts.mix(x, shares, experts, weights)
     assert isinstance(weights.gate_up, Tensor)
     assert isinstance(weights.down, Tensor)
     num_active, own = weights.num_active, weights.own
-    shares, experts = route(x, weights)
     by_expert, order = experts.flatten().sort(stable=True)
     begins = torch.searchsorted(by_expert, torch.arange(own.start, own.stop + 1), out_int32=True)
     rows, ends = order[begins[0] : begins[-1]], begins[1:] - begins[0]
     gate_up = _grouped_mm(x[rows // num_active], weights.gate_up.transpose(1, 2), offs=ends)
     by_token = x.new_zeros(len(order), x.shape[1])
     by_token[rows] = _grouped_mm(silu_and_multiply(gate_up), weights.down.transpose(1, 2), offs=ends)
-    return (shares[:, None] @ by_token.view(len(x), num_active, -1))[:, 0], experts
+    return (shares[:, None].to(x.dtype) @ by_token.view(len(x), num_active, -1))[:, 0]
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """Returns the weights and the numbers of each token's experts, [tokens, experts per token] each."""
+    if x.is_cuda:
+        from pdreal.model import fused_experts  # noqa: PLC0415
+
+        return fused_experts.route(x, weights)
     if weights.routing is not None and weights.bias is not None:
         return _route_in_groups(x, weights, weights.routing, weights.bias)
     scores = functional.linear(x, weights.router).softmax(dim=-1, dtype=torch.float32)

@@ -1,6 +1,7 @@
 """A layer's experts on a GPU: three Triton kernels for what experts.py does with sorted rows and grouped products.
 
 choose: each program picks the experts of one token, and enters the token into the lists of the rank's own experts
+enter: enters a token that another rank sent, with the experts that it chose there
 gate and up, down: each program computes a tile of an expert's outputs for all rows of the expert's list, so that it
     reads the expert's weights once. If lists are long, each program computes every eighth block of rows.
 
@@ -10,6 +11,7 @@ shape depends on the router's choices, so that a CUDA graph can hold the kernels
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -145,10 +147,37 @@ def enter(
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
     tl.store(aligned(choices, tl.int32) + row, chosen, mask=active)
-    of_list = chosen - FIRST
-    own = active & (of_list >= 0) & (of_list < LISTS)
-    entry = tl.atomic_add(aligned(lengths, tl.int32) + of_list, 1, mask=own, sem="relaxed")
-    tl.store(aligned(lists, tl.int32) + of_list * tokens + entry, row.to(tl.int32), mask=own)
+    if LISTS:
+        of_list = chosen - FIRST
+        own = active & (of_list >= 0) & (of_list < LISTS)
+        entry = tl.atomic_add(aligned(lengths, tl.int32) + of_list, 1, mask=own, sem="relaxed")
+        tl.store(aligned(lists, tl.int32) + of_list * tokens + entry, row.to(tl.int32), mask=own)
+
+
+@triton.jit(do_not_specialize=("given", "chosen", "shares", "choices", "lists", "lengths", "tokens"))
+def enter_kernel(
+    given: tl.int64,
+    chosen: tl.int64,
+    shares: tl.int64,
+    choices: tl.int64,
+    lists: tl.int64,
+    lengths: tl.int64,
+    tokens: tl.int64,
+    SHARES_ROW: tl.constexpr,
+    CHOICES_ROW: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    PLACES: tl.constexpr,
+    FIRST: tl.constexpr,
+    LISTS: tl.constexpr,
+):
+    """Appends a token that was routed before to the lists of the rank's own experts. given, chosen: weights and numbers
+    of each token's experts, whose rows begin SHARES_ROW and CHOICES_ROW elements after each other.
+    """
+    wait_for_earlier()
+    token, place = tl.program_id(0).to(tl.int64), tl.arange(0, PLACES)
+    share = tl.load(given.to(tl.pointer_type(tl.float32)) + token * SHARES_ROW + place, mask=place < ACTIVE)
+    expert = tl.load(chosen.to(tl.pointer_type(tl.int32)) + token * CHOICES_ROW + place, mask=place < ACTIVE)
+    enter(token, place, share, expert, shares, choices, lists, lengths, tokens, ACTIVE, FIRST, LISTS)
 
 
 @triton.jit(do_not_specialize=("x", "weights", "scales", "lists", "lengths", "out", "tokens"))
@@ -164,13 +193,16 @@ def gate_up_kernel(
     NARROW: tl.constexpr,
     SCALED: tl.constexpr,
     ACTIVE: tl.constexpr,
+    ROW: tl.constexpr,
     HIDDEN: tl.constexpr,
     INNER: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes some columns of silu(gate) * up for the rows of an expert. Output: [rows, inner]."""
+    """Computes some columns of silu(gate) * up for the rows of an expert. Output: [rows, inner]. ROW: distance in
+    elements from a token's input to the next.
+    """
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -182,7 +214,7 @@ def gate_up_kernel(
         entry = begin + tl.arange(0, ROWS)
         live = (entry < length)[:, None]
         row = tl.load(aligned(lists, tl.int32) + expert * tokens + entry, mask=entry < length, other=0).to(tl.int64)
-        inputs = aligned(x, TYPE) + (row // ACTIVE)[:, None] * HIDDEN + step[None, :]
+        inputs = aligned(x, TYPE) + (row // ACTIVE)[:, None] * ROW + step[None, :]
         gate = tl.zeros((ROWS, COLUMNS), tl.float32)
         up = tl.zeros((ROWS, COLUMNS), tl.float32)
         for at in range(0, HIDDEN, STEP):
@@ -277,8 +309,21 @@ def _choose_in_groups(routing: GroupedRouting, num_experts: int, num_active: int
 
 
 @cache
+def _enter(shares_row: int, choices_row: int, num_active: int, own: range) -> Launcher:
+    constants = {
+        "SHARES_ROW": shares_row,
+        "CHOICES_ROW": choices_row,
+        "ACTIVE": num_active,
+        "PLACES": triton.next_power_of_2(num_active),
+        "FIRST": own.start,
+        "LISTS": len(own),
+    }
+    return Launcher(enter_kernel, constants, warps=1, early=True)
+
+
+@cache
 def _products(
-    dtype: torch.dtype, narrow: torch.dtype, num_active: int, hidden: int, inner: int, rows: int
+    dtype: torch.dtype, narrow: torch.dtype, num_active: int, row: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
     """Returns the launchers of gate_up_kernel and down_kernel, and the number of columns that one program of each
     computes.
@@ -287,22 +332,23 @@ def _products(
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
     of_inner, of_hidden = _tile(inner, columns), _tile(hidden, columns)
     types = {"TYPE": TYPES[dtype], "NARROW": TYPES[narrow], "SCALED": narrow == torch.float8_e4m3fn}
-    gate_up = {**types, "ACTIVE": num_active, **sizes, "COLUMNS": of_inner, "STEP": _tile(hidden, _STEP)}
+    gate_up = {**types, "ACTIVE": num_active, "ROW": row, **sizes, "COLUMNS": of_inner, "STEP": _tile(hidden, _STEP)}
     down = {**types, **sizes, "COLUMNS": of_hidden, "STEP": _tile(inner, _STEP)}
     kernels = (gate_up_kernel, gate_up), (down_kernel, down)
     of_gate_up, of_down = (Launcher(*kernel, warps, stages, early=True) for kernel in kernels)
     return of_gate_up, of_down, of_inner, of_hidden
 
 
-def _launch_choice(x: Tensor, weights: ExpertWeights, *of_choice: int) -> None:
+def _launch_choice(x: Tensor, weights: ExpertWeights, own: range, *of_choice: int) -> None:
+    """own: experts with lists."""
     (num_tokens, _), num_experts = x.shape, len(weights.router)
     if weights.routing is not None and weights.bias is not None:
         scores = logits(x, weights.router)
-        choose = _choose_in_groups(weights.routing, num_experts, weights.num_active, weights.own)
+        choose = _choose_in_groups(weights.routing, num_experts, weights.num_active, own)
         given: tuple[int, ...] = scores.data_ptr(), weights.bias.data_ptr()
     else:
         scores = linear(x, weights.router)
-        choose = _choose(x.dtype, num_experts, weights.num_active, weights.own)
+        choose = _choose(x.dtype, num_experts, weights.num_active, own)
         given = (scores.data_ptr(),)
     choose(x.device, (num_tokens, 1, 1), *given, *of_choice, num_tokens)
 
@@ -324,31 +370,73 @@ def _tile(size: int, most: int) -> int:
     return min(most, size & -size)
 
 
+class _Lists(NamedTuple):
+    """The tokens of each of a rank's experts."""
+
+    shares: Tensor
+    """Weights of each token's experts, [tokens, active] in fp32."""
+    chosen: Tensor
+    """Numbers of each token's experts, [tokens, active] in int32."""
+    lists: Tensor
+    """Rows of each own expert's tokens, [own experts, tokens]."""
+    lengths: Tensor
+    """Number of rows in each list."""
+
+    @classmethod
+    def empty(cls, x: Tensor, num_active: int, num_lists: int) -> "_Lists":
+        num_tokens = len(x)
+        return cls(
+            x.new_empty(num_tokens, num_active, dtype=torch.float32),
+            x.new_empty(num_tokens, num_active, dtype=torch.int32),
+            x.new_empty(num_lists, num_tokens, dtype=torch.int32),
+            x.new_zeros(num_lists, dtype=torch.int32),
+        )
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        return tuple(part.data_ptr() for part in self)
+
+
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
     """Does the same as experts.run_experts, and can be captured in a CUDA graph. Hidden and inner size must be
     multiples of 16.
     """
+    lists = _Lists.empty(x, weights.num_active, len(weights.own))
+    _launch_choice(x, weights, weights.own, *lists.pointers)
+    return _mix_lists(x, lists, weights), lists.chosen
+
+
+def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
+    """Does the same as experts.route, with weights in fp32 and numbers in int32."""
+    nobody = _Lists.empty(x, weights.num_active, 0)
+    _launch_choice(x, weights, range(0), *nobody.pointers)
+    return nobody.shares, nobody.chosen
+
+
+def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
+    """Does the same as experts.mix. Rows of the arguments may lie apart; x begins at a multiple of 16 bytes."""
+    lists = _Lists.empty(x, weights.num_active, len(weights.own))
+    launch = _enter(shares.stride(0), experts.stride(0), weights.num_active, weights.own)
+    launch(x.device, (len(x), 1, 1), shares.data_ptr(), experts.data_ptr(), *lists.pointers, len(x))
+    return _mix_lists(x, lists, weights)
+
+
+def _mix_lists(x: Tensor, lists: _Lists, weights: ExpertWeights) -> Tensor:
     (num_tokens, hidden), (num_lists, _, inner) = x.shape, of_values(weights.down).shape
     num_experts = len(weights.router)
     num_rows = num_tokens * weights.num_active
-    shares = x.new_empty(num_rows, dtype=torch.float32)
-    chosen = x.new_empty(num_tokens, weights.num_active, dtype=torch.int32)
-    lists = x.new_empty(num_lists, num_tokens, dtype=torch.int32)
-    lengths = x.new_zeros(num_lists, dtype=torch.int32)
     gated, mixed = x.new_empty(num_rows, inner), x.new_empty(num_rows, hidden)
     if num_lists < num_experts:
         mixed.zero_()
-    of_lists = lists.data_ptr(), lengths.data_ptr()
-    _launch_choice(x, weights, shares.data_ptr(), chosen.data_ptr(), *of_lists)
+    shares, _, *of_lists = lists.pointers
 
     of_most_lists = triton.next_power_of_2(triton.cdiv(2 * num_rows, num_experts))
     block = max(_FEWEST_ROWS, min(_MOST_ROWS, of_most_lists))
-    gate_up, down, inner_tile, hidden_tile = _products(
-        x.dtype, of_values(weights.down).dtype, weights.num_active, hidden, inner, block
-    )
+    types = x.dtype, of_values(weights.down).dtype
+    gate_up, down, inner_tile, hidden_tile = _products(*types, weights.num_active, x.stride(0), hidden, inner, block)
     of_layer = x.data_ptr(), *_pointers(weights.gate_up)
     blocks = _BLOCKS if block == _MOST_ROWS else 1
     gate_up(x.device, (blocks, inner // inner_tile, num_lists), *of_layer, *of_lists, gated.data_ptr(), num_tokens)
-    of_down = gated.data_ptr(), *_pointers(weights.down), shares.data_ptr()
+    of_down = gated.data_ptr(), *_pointers(weights.down), shares
     down(x.device, (blocks, hidden // hidden_tile, num_lists), *of_down, *of_lists, mixed.data_ptr(), num_tokens)
-    return mixed.view(num_tokens, weights.num_active, hidden).sum(1), chosen
+    return mixed.view(num_tokens, weights.num_active, hidden).sum(1)

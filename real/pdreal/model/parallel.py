@@ -1,10 +1,12 @@
 """Tensor and expert parallelism: which part of each weight a rank holds, and how ranks communicate in a forward.
 
-Expert parallelism is SGLang's --ep-size without an all-to-all backend (0.5.23: layers/moe/fused_moe_triton/layer.py:412
-and token_dispatcher/standard.py:235). Every rank has all tokens and computes those of its own experts; the all-reduce
-of tensor parallelism adds up the ranks' results (layer.py:1743).
+Expert parallelism is SGLang's --ep-size. Without an all-to-all backend every rank has all tokens and computes those of
+its own experts; the all-reduce of tensor parallelism adds up the ranks' results (0.5.23:
+layers/moe/fused_moe_triton/layer.py:412 and 1743, token_dispatcher/standard.py:235). With such a backend ranks send
+tokens to the ranks of their experts (exchange.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,7 +17,8 @@ from torch import Tensor
 from pdreal.settings.model import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""torch's all-gather into one tensor. The function has another name before torch 2.13."""
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""torch's all-gather and reduce-scatter of one tensor. The functions have other names before torch 2.13."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 
@@ -27,10 +30,20 @@ class TensorParallel:
     size: int = 1
     has_whole_experts: bool = False
     """True if each rank holds whole experts instead of a part of every expert."""
+    sends_to_experts: bool = False
+    """True if each rank has a share of a forward's tokens, and sends a token to the ranks of its experts. The ranks
+    hold whole experts."""
 
     @classmethod
     def join(
-        cls, rank: int, size: int, rendezvous: str, device: torch.device, *, has_whole_experts: bool = False
+        cls,
+        rank: int,
+        size: int,
+        rendezvous: str,
+        device: torch.device,
+        *,
+        has_whole_experts: bool = False,
+        sends_to_experts: bool = False,
     ) -> "TensorParallel":
         """Connects to the other ranks, once per process. size: number of ranks. rendezvous: address at which the ranks
         meet, such as tcp://127.0.0.1:29500. CPUs use gloo, GPUs use NCCL.
@@ -38,7 +51,7 @@ class TensorParallel:
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
-        return cls(rank, size, has_whole_experts)
+        return cls(rank, size, has_whole_experts, sends_to_experts)
 
     def leave(self) -> None:
         if self.size > 1:
@@ -76,6 +89,12 @@ class TensorParallel:
         """Returns the part of each expert's inner dimension that this rank holds."""
         return slice(0, size) if self.has_whole_experts else self.part(size)
 
+    def inner_of_shared(self, size: int) -> slice:
+        """Returns the part of the shared experts' inner dimension that this rank holds. Ranks with an all-to-all hold
+        shared experts whole, for their own tokens (SGLang 0.5.23, models/deepseek_v2.py:874).
+        """
+        return slice(0, size) if self.sends_to_experts else self.part(size)
+
     def kv_heads(self, num_heads: int) -> slice:
         """Returns this rank's KV heads. With more ranks than heads, several ranks hold the same head."""
         first = num_heads * self.rank // self.size
@@ -88,6 +107,26 @@ class TensorParallel:
         if self.size > 1:
             dist.all_reduce(x)
         return x
+
+    def sum_scatter(self, x: Tensor) -> Tensor:
+        """Adds up [rows, columns] over all ranks. Returns this rank's part of the rows, which the ranks divide."""
+        part = x.new_empty(len(x) // self.size, *x.shape[1:])
+        _reduce_scatter(part, x.contiguous())
+        return part
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Returns the rows of all ranks, one rank after another. Each rank has equally many."""
+        rows = x.new_empty(self.size * len(x), *x.shape[1:])
+        _all_gather(rows, x.contiguous())
+        return rows
+
+    def exchange(self, x: Tensor, sent: Sequence[int] | None = None, received: Sequence[int] | None = None) -> Tensor:
+        """Sends rows to each rank, and returns those that the ranks sent to this one, both in the ranks' order. sent,
+        received: number of rows to and from each rank; None: equal parts.
+        """
+        rows = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:])
+        dist.all_to_all_single(rows, x.contiguous(), received, sent)
+        return rows
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
         """Returns [rows, vocabulary], joined from all ranks' parts."""

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, rms_norm
 from pdreal.control.requests import Draw, Logprobs
 from pdreal.model import operations
 from pdreal.model.delta import DeltaWeights, gated_norm
-from pdreal.model.experts import run_experts
+from pdreal.model.exchange import tokens_of
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
 from pdreal.model.weights import (
@@ -63,6 +63,7 @@ class Transformer:
         """first_layer: number of this model's first layer among the layers of the cache."""
         self.config = config
         self.tp = tp
+        self._tokens = tokens_of(tp, has_experts=config.experts is not None)
         self.num_query_heads = config.num_query_heads // tp.size
         kv_heads = tp.kv_heads(config.num_kv_heads)
         self.num_kv_heads = kv_heads.stop - kv_heads.start
@@ -107,12 +108,15 @@ class Transformer:
         """Returns the hidden states after the last layer. residual: input of the first layer, [tokens, hidden], which
         is overwritten.
         """
+        num_tokens = len(residual)
+        residual = self._tokens.own(residual)
         x = torch.zeros_like(residual)
         for index, layer in enumerate(self.weights.layers, self._first_layer):
             x, residual = operations.add_rms_norm_(x, residual, layer.input_norm, self._eps)
-            x = self._attention(index, layer, x, positions, attend)
+            x = self._attention(index, layer, self._tokens.all(x, num_tokens), positions, attend)
             x, residual = operations.add_rms_norm_(x, residual, layer.mlp_norm, self._eps)
-            x = self._mlp(layer.mlp, x)
+            x = self._mlp(layer.mlp, x, num_tokens)
+        x, residual = (self._tokens.all(part, num_tokens) for part in (x, residual))
         hidden = x + residual if rows is None else x[rows] + residual[rows]
         norm = self.weights.norm
         return rms_norm(hidden, norm.shape, norm, self._eps)
@@ -140,7 +144,7 @@ class Transformer:
             attended = self._latent_attention(index, layer.attention, x, positions, attend)
         else:
             attended = self._grouped_attention(index, layer.attention, x, positions, attend)
-        return self.tp.sum_(operations.linear(attended.flatten(1), layer.output))
+        return self._tokens.summed(operations.linear(attended.flatten(1), layer.output))
 
     def _grouped_attention(
         self, index: int, weights: GroupedWeights, x: Tensor, positions: Tensor, attend: Attend
@@ -181,13 +185,13 @@ class Transformer:
         rotated = operations.norm_rotate_(rotated, heads.shape[1], None, self._eps, self._angles, positions)
         return torch.cat((heads[..., :num_plain], rotated), dim=-1)
 
-    def _mlp(self, mlp: MlpWeights | ExpertWeights, x: Tensor) -> Tensor:
-        if isinstance(mlp, ExpertWeights):
-            mixed, chosen = run_experts(x, mlp)
-            if self.choices is not None:
-                self.choices.append(chosen)
-            return self.tp.sum_(mixed if mlp.shared is None else mixed + self._gated(mlp.shared, x))
-        return self.tp.sum_(self._gated(mlp, x))
+    def _mlp(self, mlp: MlpWeights | ExpertWeights, x: Tensor, num_tokens: int) -> Tensor:
+        if not isinstance(mlp, ExpertWeights):
+            return self._tokens.summed(self._gated(mlp, self._tokens.all(x, num_tokens)))
+        mixed, chosen = self._tokens.mixed(x, mlp, None if mlp.shared is None else self._gated(mlp.shared, x))
+        if self.choices is not None:
+            self.choices.append(self._tokens.all(chosen, num_tokens))
+        return mixed
 
     def _gated(self, mlp: MlpWeights, x: Tensor) -> Tensor:
         return operations.linear(operations.silu_and_multiply(operations.linear(x, mlp.gate_up)), mlp.down)

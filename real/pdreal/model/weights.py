@@ -432,7 +432,7 @@ def _load_mlp(config: ModelConfig, tp: TensorParallel, load: _Loader, index: int
         own=own,
         routing=routing,
         bias=load.bias(f"{at}.gate.e_score_correction_bias") if routing else None,
-        shared=mlp(f"{at}.shared_experts", tp.part(routing.num_shared * inner_size)) if routing else None,
+        shared=mlp(f"{at}.shared_experts", tp.inner_of_shared(routing.num_shared * inner_size)) if routing else None,
     )
 
 

@@ -23,7 +23,7 @@ from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import Transport
 from pdreal.transports.streams import compute_stream, copy_stream
 from pdsim.scenario.building import wiring
-from pdsim.scenario.building.sizing import num_host_pages
+from pdsim.scenario.building.sizing import layout_of, num_host_pages
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.model import StateDtype
 
@@ -116,7 +116,7 @@ def _runner(spec: RankSpec, model: Transformer, transport: Transport | None) -> 
         num_host_pages=_num_host_pages(spec),
         prefills=spec.role != "decode",
         kv_dtype=torch.float8_e4m3fn if spec.options.kv_cache_dtype == "fp8" else None,
-        records_experts=spec.options.record_experts and spec.rank == 0,
+        records_experts=spec.options.record_experts and (spec.rank == 0 or model.tp.sends_to_experts),
         drafter=_drafter(spec, model),
         states=_states(spec, model, transport),
     )
@@ -164,7 +164,12 @@ def _model(spec: RankSpec, device: torch.device) -> Transformer:
         dtype=getattr(torch, options.dtype),
         device=device,
         tp=TensorParallel.join(
-            spec.rank, spec.settings.tp, rendezvous, device, has_whole_experts=spec.settings.has_whole_experts
+            spec.rank,
+            spec.settings.tp,
+            rendezvous,
+            device,
+            has_whole_experts=spec.settings.has_whole_experts,
+            sends_to_experts=layout_of(spec.scenario, spec.role).sends_to_experts,
         ),
     )
 

@@ -12,6 +12,7 @@ Device = Literal["cpu", "cuda"]
 RealDtype = Literal["float32", "bfloat16"]
 KvCacheDtype = Literal["auto", "fp8"]
 Quantization = Literal["fp8"]
+RealA2a = Literal["none", "deepep"]
 OnDevice = Annotated[Device, Parameter(help="Device of the models: cpu or cuda.")]
 Dtype = Annotated[RealDtype, Parameter(help="Type of weights and KV.")]
 Threads = Annotated[

@@ -1,12 +1,12 @@
 """Checks whether real mode can run a scenario, and how large a request may be."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from pdreal.control.refused import RefusedError
 from pdreal.settings.host import BETWEEN_HOSTS
 from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig, ModelError, model_config
-from pdreal.settings.options import Options
+from pdreal.settings.options import Options, RealA2a
 from pdreal.settings.rank import roles_of
 from pdsim.policy.pages import ReserveDecodeTokens
 from pdsim.scenario.building.cluster import build
@@ -183,6 +183,18 @@ def _check_drafts(scenario: Scenario, options: Options) -> None:
         raise ConfigError("--record-experts: steps that verify drafts are not counted; leave it out")
 
 
+def _check_ranks(scenario: Scenario) -> None:
+    """Raises ConfigError for ways to divide a server among GPUs that real mode lacks."""
+    for role, servers in scenario.roles.items():
+        for field in ("pp", "cp", "dcp"):
+            if (size := getattr(servers.split, field)) > 1:
+                raise ConfigError(f"{role}.{field}: {size}: it runs in simulation only; leave it out")
+        if servers.dp > 1:
+            raise ConfigError(f"{role}.dp: {servers.dp}: data-parallel attention runs in simulation only")
+        if (backend := servers.moe_a2a_backend) not in (None, *get_args(RealA2a)):
+            raise ConfigError(f"{role}.moe_a2a_backend: {backend} runs in simulation only; real mode has deepep's way")
+
+
 def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
     """Raises ConfigError for features that real mode lacks beside states of linear attention."""
     delta, state = config.llama.delta, load_model(scenario.model).state
@@ -226,10 +238,7 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")
     if scenario.decode is not None and scenario.decode.returns_kv:
         raise ConfigError("decode.returns_kv: KV goes back to prefill in simulation only; leave it out")
-    for role, servers in scenario.roles.items():
-        for field in ("pp", "cp", "dcp"):
-            if (size := getattr(servers.split, field)) > 1:
-                raise ConfigError(f"{role}.{field}: {size}: it runs in simulation only; leave it out")
+    _check_ranks(scenario)
     if scenario.decode is not None and scenario.decode.retracts_to_host_cache:
         raise ConfigError("decode.retracts_to_host_cache: it is for simulation only; leave it out")
     if (interval := scenario.servers[1].stream_interval) > 1:
@@ -250,10 +259,6 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
             raise ConfigError(f"router.{role}: sessions exist in simulation only; choose another policy")
         if getattr(policy, "reads_caches", False):
             raise ConfigError(f"router.{role}: instances send KV events in simulation only; leave kv_events out")
-    for role in ("prefill", "decode", "aggregated"):
-        settings = getattr(scenario, role)
-        if settings is not None and settings.dp > 1:
-            raise ConfigError(f"{role}.dp: {settings.dp}: data-parallel attention runs in simulation only")
     for i, fault in enumerate(scenario.faults):
         if isinstance(fault, SlowLink):
             raise ConfigError(f"faults.{i}: links are slowed down in simulation only; real mode has kill and abort")

@@ -1,0 +1,135 @@
+"""Which tokens a rank has between attention and experts, and how ranks exchange them.
+
+Without an all-to-all every rank has all tokens. With an all-to-all each rank keeps its share of a forward's tokens, as
+in SGLang with --moe-a2a-backend deepep and tensor-parallel attention (0.5.23, layers/layer_boundary/factories.py:262):
+
+attention's parts -> reduce-scatter -> norm and router of own tokens -> dispatch -> experts -> combine -> norm ->
+all-gather -> attention
+
+Tokens are padded to a multiple of the number of ranks. SGLang sums dense layers by all-reduces. Here they divide their
+tokens, too: a reduce-scatter and an all-gather move the bytes of an all-reduce.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pdreal.model.experts import mix, route, run_experts
+from pdreal.model.parallel import TensorParallel
+from pdreal.model.weights import ExpertWeights
+
+MOST_FIXED_TOKENS = 2048
+"""Largest number of tokens of a forward whose exchanges have a fixed size, with room for all tokens of a rank in each
+message: the largest CUDA graph of a prefill forward. In longer forwards ranks first tell each other the number of
+tokens, and send a token only to ranks that hold an expert of it."""
+
+
+class Tokens(Protocol):
+    """The tokens that a rank has outside of attention."""
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns this rank's tokens of [all tokens, hidden]."""
+        ...
+
+    def all(self, x: Tensor, num_tokens: int) -> Tensor:
+        """Returns all tokens, [num_tokens, columns]. x: this rank's tokens, [own tokens, columns]."""
+        ...
+
+    def summed(self, x: Tensor) -> Tensor:
+        """Adds up [all tokens, hidden] over all ranks. Returns this rank's tokens. May overwrite x."""
+        ...
+
+    def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Returns the output of a layer of experts, and the chosen experts, for this rank's tokens. shared: output of
+        this rank's part of the shared experts.
+        """
+        ...
+
+
+class AllTokens:
+    """Every rank has all tokens; the all-reduce of tensor parallelism adds up what the ranks' experts compute."""
+
+    def __init__(self, ranks: TensorParallel) -> None:
+        self._ranks = ranks
+
+    def own(self, x: Tensor) -> Tensor:
+        return x
+
+    def all(self, x: Tensor, num_tokens: int) -> Tensor:
+        return x
+
+    def summed(self, x: Tensor) -> Tensor:
+        return self._ranks.sum_(x)
+
+    def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
+        mixed, chosen = run_experts(x, weights)
+        return self._ranks.sum_(mixed if shared is None else mixed + shared), chosen
+
+
+class DividedTokens:
+    """Each rank has an equal share of the tokens, and sends them to the ranks of their experts."""
+
+    def __init__(self, ranks: TensorParallel) -> None:
+        self._ranks = ranks
+
+    def own(self, x: Tensor) -> Tensor:
+        return self._padded(x)[self._ranks.part(len(x) + -len(x) % self._ranks.size)]
+
+    def all(self, x: Tensor, num_tokens: int) -> Tensor:
+        return self._ranks.gather(x)[:num_tokens]
+
+    def summed(self, x: Tensor) -> Tensor:
+        return self._ranks.sum_scatter(self._padded(x))
+
+    def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
+        shares, chosen = route(x, weights)
+        is_fixed = len(x) * self._ranks.size < MOST_FIXED_TOKENS + self._ranks.size
+        rows = packed(x, shares, chosen)
+        mixed = self._fixed(rows, weights) if is_fixed else self._counted(rows, chosen, weights)
+        return mixed if shared is None else mixed + shared, chosen
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return pad(x, (0, 0, 0, missing)) if (missing := -len(x) % self._ranks.size) else x
+
+    def _fixed(self, rows: Tensor, weights: ExpertWeights) -> Tensor:
+        """Sends every token to every rank. A CUDA graph can hold the exchange, because its size is fixed."""
+        size = self._ranks.size
+        computed = _computed(self._ranks.exchange(rows.repeat(size, 1)), weights)
+        return self._ranks.exchange(computed).view(size, len(rows), -1).sum(0)
+
+    def _counted(self, rows: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+        """Sends a token once to each rank that holds at least one of its experts, and gets a sum back from each."""
+        size, num_tokens = self._ranks.size, len(rows)
+        holder = chosen // (len(weights.router) // size)
+        needed = (holder == torch.arange(size, device=rows.device)[:, None, None]).any(dim=2)
+        to, token = needed.nonzero(as_tuple=True)
+        num_sent = needed.sum(dim=1)
+        sent, got = torch.stack((num_sent, self._ranks.exchange(num_sent))).tolist()
+        received = self._ranks.exchange(rows[token], sent, got)
+        parts = rows.new_zeros(size * num_tokens, weights.router.shape[1])
+        parts[to * num_tokens + token] = self._ranks.exchange(_computed(received, weights), got, sent)
+        return parts.view(size, num_tokens, -1).sum(0)
+
+
+def packed(x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+    """Returns one row for each token: its hidden state, and the weights and numbers of its experts in 4 bytes each."""
+    return torch.cat((x, shares.float().view(x.dtype), chosen.int().view(x.dtype)), dim=1)
+
+
+def unpacked(rows: Tensor, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns views of the parts of packed rows. hidden: size of a hidden state."""
+    width = (rows.shape[1] - hidden) // 2
+    x, shares, chosen = rows.split((hidden, width, width), dim=1)
+    return x, shares.view(torch.float32), chosen.view(torch.int32)
+
+
+def _computed(rows: Tensor, weights: ExpertWeights) -> Tensor:
+    """Returns the weighted sum of the outputs of this rank's experts for packed rows, [rows, hidden]."""
+    return mix(*unpacked(rows, weights.router.shape[1]), weights)
+
+
+def tokens_of(ranks: TensorParallel, *, has_experts: bool) -> Tokens:
+    """Returns the tokens of a rank of a model, with or without experts."""
+    return DividedTokens(ranks) if ranks.sends_to_experts and has_experts else AllTokens(ranks)
