@@ -332,18 +332,25 @@ class PipelineTimes:
     """Time in ns of sending one token's activations to the next stage."""
 
     def pass_on(
-        self, start_ns: int, largest_ns: int, num_tokens: int, free_ns: list[int], load: tuple[int, int] | None = None
+        self,
+        start_ns: int,
+        largest_ns: int,
+        num_tokens: int,
+        free_ns: list[int],
+        loads: Sequence[tuple[int, int]] = (),
     ) -> int:
         """Passes a forward through all stages. Returns the time in ns at which the forward leaves the last stage.
 
-        free_ns: times in ns at which each stage becomes free. The call updates them. load: start and end in ns of loads
-        of cached KV; each stage loads its own layers in this time, and each layer waits for its part. None: no load.
+        free_ns: times in ns at which each stage becomes free. The call updates them. loads: start and end in ns of
+        loads of cached KV. In this time each stage loads its own layers, and each layer waits for its part.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, num_layers in enumerate(self.layers):
             begin_ns = max(end_ns + (hop_ns if stage else 0), free_ns[stage])
             own_ns = max(1, round(num_layers / max(self.layers) * largest_ns))
-            end_ns = begin_ns + own_ns if load is None else end_behind_load(begin_ns, own_ns, load, num_layers)
+            end_ns = begin_ns + own_ns
+            for load in loads:
+                end_ns = max(end_ns, end_behind_load(begin_ns, own_ns, load, num_layers))
             free_ns[stage] = end_ns
         return end_ns
 

@@ -231,7 +231,6 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     if prefill.dynamic_chunks and (prefill.pp == 1 or prefill.chunked_prefill_tokens in (0, -1)):
         return "prefill.dynamic_chunks: SGLang has it with pp > 1 and chunked_prefill_tokens only; leave it out"
     beside = {
-        "prefill.dp": prefill.dp > 1,
         "prefill.layer_groups": prefill.layer_groups > 0,
         "network.staging": scenario.network.staging is not None,
         "decode.returns_kv": decode.returns_kv,
@@ -244,7 +243,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
         "prefill.host_cache_connector lmcache": _is_lmcache(prefill),
         "decode.speculative_draft_layers": scenario.num_draft_layers > 0,
     }
-    of_groups = {"prefill.host_cache": prefill.host_cache is not None}
+    of_groups = {"prefill.dp": prefill.dp > 1, "prefill.host_cache": prefill.host_cache is not None}
     for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside | of_groups)):
         if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):
             return f"pdsim does not model prefill.{name} {size} beside {found}; leave one of the two out"
@@ -292,7 +291,6 @@ def _of_stages(scenario: "Scenario") -> str:
             "as its other loops do (0.5.23, disaggregation/decode.py:3460); leave one of the two out"
         )
     beside = {
-        f"{role}.dp": servers.dp > 1,
         f"{role}.host_cache_connector lmcache": _is_lmcache(servers),
         "cost.cold_start": bool(scenario.cost.cold_start),
     }
@@ -302,6 +300,22 @@ def _of_stages(scenario: "Scenario") -> str:
         beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+
+
+def _of_ranks_with_stages(scenario: "Scenario") -> str:
+    """Names a setting that servers with data-parallel attention and pipeline stages lack. Empty: there is none."""
+    staged = [role for role, servers in scenario.roles.items() if servers.dp > 1 and servers.split.pp > 1]
+    if not staged:
+        return ""
+    where = f"{staged[0]}.pp beside {staged[0]}.dp"
+    if scenario.engine == "vllm":
+        return (
+            f"{where}: pdsim does not model the dummy batches that vLLM's ranks compute and wait for when a step "
+            "schedules nothing (0.33.0, v1/engine/core.py:2507); leave one of the two out"
+        )
+    if scenario.faults or scenario.health is not None:
+        return f"pdsim does not model {where} with faults or health; leave one of them out"
+    return ""
 
 
 def _is_lmcache(servers: "ServerSettings") -> bool:
@@ -389,6 +403,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_split_prefill,
     _of_shared_prompts,
     _of_stages,
+    _of_ranks_with_stages,
     _of_divided_kv,
     _of_encoding,
     _of_storage,

@@ -30,6 +30,7 @@ from pdsim.sim.instances.encoding import EncodeActor, LanguageActor
 from pdsim.sim.instances.executor import Executor, RecomputingExecutor, SpeculativeExecutor
 from pdsim.sim.instances.lockstep import Lockstep, Rank
 from pdsim.sim.instances.stages import MicroBatchExecutor
+from pdsim.sim.instances.turns import StagedRank, Turns
 from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.links.embeddings import EmbeddingMoves
 from pdsim.sim.links.flows import Flows
@@ -118,6 +119,8 @@ class Simulation(Bus):
             on_choice=self._on_levels,
             single_steps=self._single_steps or self._is_looked_at,
         )
+        if isinstance(lockstep, Turns):
+            return StagedRank(self, instance, parts, lockstep)
         if lockstep is not None:
             return Rank(self, instance, parts, lockstep)
         waits = m.embeddings_of(instance.instance_id) in self.agents
@@ -143,6 +146,9 @@ class Simulation(Bus):
         num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
         last = EventPriority(CHOICES + len(self.order))
         found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}
+        for server, pipeline in {server_of(i): times for i, times in self.cluster.pipelines.items()}.items():
+            if server in found:
+                found[server] = Turns(self.timeline, num_ranks[server], last, pipeline)
         nics = self.cluster.host_nics
         if not nics.traffic:
             return found

@@ -15,7 +15,7 @@ from pdsim.core.sequence import Spans
 from pdsim.cost.copies import HostMemory
 from pdsim.cost.step_times import PipelineTimes, pipeline_times
 from pdsim.scenario.building.machines import state_machines
-from pdsim.scenario.building.sizing import layout_of, resolve
+from pdsim.scenario.building.sizing import layout_of, resolve, server_of
 from pdsim.scenario.building.wiring import host_copies, storage_costs
 from pdsim.scenario.rules import RULES
 from pdsim.scenario.schema import Scenario
@@ -198,7 +198,7 @@ def test_each_layer_of_each_stage_waits_for_its_load(start_ns, layer_ns, first_n
             end_ns = max(end_ns, first_ns + layer * part_ns) + layer_ns
     times = PipelineTimes(layers=(num_layers,) * pp, hop_token_ns=hop_ns)
     load = (first_ns, first_ns + num_layers * part_ns)
-    assert times.pass_on(start_ns, num_layers * layer_ns, 1, [0] * pp, load) == end_ns
+    assert times.pass_on(start_ns, num_layers * layer_ns, 1, [0] * pp, [load]) == end_ns
 
 
 @pytest.mark.parametrize("pp", STAGES[1:])
@@ -233,6 +233,77 @@ def test_a_loop_with_stages_stands_still_while_kv_is_copied():
     memory = HostMemory(host_copies(scenario))
     copies_ns = sum(memory.save_ns(one.request_id, len(one.pages)) + memory.load_ns(one.request_id) for one in saves)
     assert sum(step.copying_ns for step in traced.records.steps) == copies_ns > 0
+
+
+# Ranks of a server with data-parallel attention.
+
+
+@st.composite
+def ranked(draw: st.DrawFn) -> Scenario:
+    """SGLang's staged clusters, each server with two or three ranks."""
+    scenario = draw(staged().filter(lambda one: one.engine == "sglang"))
+    changes = {}
+    for role, servers in scenario.roles.items():
+        dp = draw(st.sampled_from([2, 3]))
+        chunk = servers.chunked_prefill_tokens if role != "decode" else 0
+        sizes = {"dp": dp, "tp": dp, "max_running_requests": servers.max_running_requests and 14}
+        changes[role] = servers.model_copy(update=sizes | ({"chunked_prefill_tokens": dp * chunk} if chunk else {}))
+    return scenario.model_copy(update=changes)
+
+
+def turns_of(traced) -> dict[str, dict[str, dict[int, Any]]]:
+    """The steps of each server's ranks, by the number of their turn: each call of next_step is a turn."""
+    found: dict[str, dict[str, dict[int, Any]]] = {}
+    counts: Counter[str] = Counter()
+    for entry in traced.journal:
+        if entry.call == "next_step":
+            ranks = found.setdefault(server_of(entry.instance_id), {})
+            steps = ranks.setdefault(entry.instance_id, {})
+            if not isinstance(entry.returned[0], Wait):
+                steps[counts[entry.instance_id]] = entry.returned[0]
+            counts[entry.instance_id] += 1
+    return found
+
+
+@pytest.mark.parametrize("pp", STAGES)
+def test_a_rank_decodes_as_an_instance_alone(pp):
+    scenario = small_aggregated(request(0, 40, 9), aggregated__pp=pp, aggregated__dp=2, aggregated__tp=2)
+    (row,) = run(scenario, checked=True).records.requests
+    assert row.end_ns - row.first_token_ns == pytest.approx(8 * (STEP_NS + hops_ns(scenario, 1)), abs=8 * pp)
+
+
+@pytest.mark.parametrize("pp", STAGES[1:])
+def test_an_idle_rank_joins_the_turn_of_the_others(pp):
+    """The second rank gets its prompt while the first one decodes alone. It waits until this step has ended, and then
+    both are in every turn.
+    """
+    prompts = [request(0, 8, 40), request(1, 8, 20, arrival_ns=65 * MILLISECOND)]
+    traced = run(small_aggregated(*prompts, aggregated__pp=pp, aggregated__dp=2, aggregated__tp=2), checked=True)
+    first, second = ([row for row in traced.records.steps if row.instance_id == f"aggregated-0.dp{i}"] for i in (0, 1))
+    starts_ns = [row.start_ns for row in first]
+    assert second[0].start_ns in starts_ns
+    assert second[0].start_ns > 65 * MILLISECOND
+    at = starts_ns.index(second[0].start_ns)
+    assert starts_ns[at : at + 20] == [row.start_ns for row in second]
+
+
+@given(ranked())
+@examples(30)
+def test_ranks_take_their_turns_together(scenario: Scenario):
+    traced = run(scenario, checked=True)
+    assert traced.result.stall == []
+    assert all(r.outcome == "finished" or "not fit" in r.reason for r in traced.records.requests)
+    rows: dict[str, list] = {}
+    for row in traced.records.steps:
+        rows.setdefault(row.instance_id, []).append((row.start_ns, row.start_ns + row.duration_ns))
+    for ranks in turns_of(traced).values():
+        at: dict[int, set] = {}
+        for name, steps in ranks.items():
+            for turn, span in zip(steps, dict.fromkeys(sorted(rows.get(name, []))), strict=True):
+                at.setdefault(turn, set()).add(span)
+        assert all(len(spans) == 1 for spans in at.values())
+    turns = {(server_of(one.instance_id), one.micro.turn) for one in traced.machines if hasattr(one, "micro")}
+    assert len({server for server, _ in turns}) == len(turns)
 
 
 def test_sglang_gives_each_micro_batch_its_share():

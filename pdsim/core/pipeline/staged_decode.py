@@ -26,7 +26,11 @@ class StagedDecodeInstance(DecodeInstance):
         admission_policy: AdmissionPolicy,
         preemption_policy: PreemptionPolicy,
         num_stages: int,
+        shares_turns: bool = False,
     ) -> None:
+        """shares_turns: True: each call of next_step is one turn, of all ranks of a server together. False: a turn
+        without a step is passed over.
+        """
         super().__init__(
             instance_id,
             cache=cache,
@@ -37,10 +41,11 @@ class StagedDecodeInstance(DecodeInstance):
         self.max_steps_in_flight = num_stages
         self.batch.counts_ended = False  # without overlap
         self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages)
+        self._num_tried = 1 if shares_turns else num_stages
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         commands: list[m.Command] = []
-        for _ in self.micro.batches:
+        for _ in range(self._num_tried):
             if self.micro.must_wait:
                 break
             self.batch = self.micro.batches[self.micro.turn]

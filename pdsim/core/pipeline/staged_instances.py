@@ -42,11 +42,14 @@ class StagedAggregatedInstance(AggregatedInstance):
         policy: PrefillPolicy,
         preemption_policy: PreemptionPolicy,
         num_stages: int,
+        shares_turns: bool = False,
     ) -> None:
+        """shares_turns: as StagedDecodeInstance has it."""
         limits = replace(limits, overlap=False)  # arg_groups/overrides.py, 0.5.23, :1625
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, preemption_policy=preemption_policy)
         self.max_steps_in_flight = num_stages
         self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages)
+        self._num_tried = 1 if shares_turns else num_stages
         self._most_requests = max(limits.max_running_requests // num_stages, 1)
         self._lacks = [""] * num_stages
         """_blocked_by of each micro-batch."""
@@ -57,7 +60,7 @@ class StagedAggregatedInstance(AggregatedInstance):
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
         commands: list[m.Command] = []
         step: m.Step | m.Wait = m.Wait()
-        for _ in self.micro.batches:
+        for _ in range(self._num_tried):
             if self.micro.must_wait:
                 return m.Wait(), commands
             self._take(self.micro.turn)

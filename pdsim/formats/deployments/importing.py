@@ -314,10 +314,10 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     has_dp_attention = given.pop("dp_attention", False)
     if not is_vllm and dp > 1 and not has_dp_attention:
         dp, copies = 1, dp
-    if given.get("pp", 1) > 1 and role != "prefill" and (dp > 1 or (is_vllm and role == "decode")):
+    if given.get("pp", 1) > 1 and is_vllm and (dp > 1 or role == "decode"):
         stages = given.pop("pp")
         tp *= stages
-        beside = f"beside dp {dp}" if dp > 1 else "on vLLM's decode servers"
+        beside = f"beside vLLM's dp {dp}" if dp > 1 else "on vLLM's decode servers"
         found.assumed.append(
             f"{role}.tp: {tp}: its {stages} pipeline stages count as tp: pdsim does not model stages {beside}"
         )

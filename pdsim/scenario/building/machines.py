@@ -112,7 +112,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
         conservativeness = aggregated.schedule_conservativeness * (1 if aggregated.dp == 1 else DP_CONSERVATIVENESS)
         make: Callable[..., AggregatedInstance] = AggregatedInstance
         if aggregated.pp > 1:
-            make = partial(StagedAggregatedInstance, num_stages=aggregated.pp)
+            make = partial(StagedAggregatedInstance, num_stages=aggregated.pp, shares_turns=aggregated.dp > 1)
         return make(
             instance_id,
             cache=kv_cache(scenario, role),
@@ -211,7 +211,7 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
     if scenario.engine == "vllm":
         make = partial(VllmDecodeInstance, budget=_token_budget(prefill), giver=giver)
     elif decode.pp > 1:
-        make = partial(StagedDecodeInstance, num_stages=decode.pp)
+        make = partial(StagedDecodeInstance, num_stages=decode.pp, shares_turns=decode.dp > 1)
     policies = {"admission_policy": deepcopy(decode.admission), "preemption_policy": deepcopy(decode.preemption)}
     return make(instance_id, cache=cache, limits=limits, **policies)
 

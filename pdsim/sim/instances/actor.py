@@ -359,10 +359,12 @@ class Actor(Driver):
 
     def _begin_staged(self, staged: StagedSteps, step: m.DecodeStep | m.MixedStep) -> None:
         copying_ns, self._decode.copying_ns = self._decode_start_ns() - self._timeline.now_ns, 0
-        staged.begin(step, copying_ns, self._load_of_next())
+        staged.begin(step, copying_ns, self.take_load())
 
-    def _load_of_next(self) -> tuple[int, int] | None:
-        """Loads of cached KV for which the next forward waits layer by layer, as `CacheCopies.take_load` gives them."""
+    def take_load(self) -> tuple[int, int] | None:
+        """Start and end in ns of loads for which the next forward waits layer by layer (`CacheCopies.take_load`). None:
+        there are none.
+        """
         return None if self._cache_copies is None else self._cache_copies.take_load()
 
     def _decode_start_ns(self) -> int:
@@ -380,7 +382,7 @@ class Actor(Driver):
             self._run_prefill(step, start_ns, self._forward_end_ns(start_ns, duration_ns))
         else:
             passes = (start_ns, duration_ns, step.num_tokens, self._stage_free_ns)
-            end_ns = self._pipeline.pass_on(*passes, self._load_of_next())
+            end_ns = self._pipeline.pass_on(*passes, [load] if (load := self.take_load()) else ())
             self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
             self._gpu_free_ns = self._stage_free_ns[0]
 

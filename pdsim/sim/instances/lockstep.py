@@ -78,16 +78,22 @@ class Rank(Actor):
         """Time in ns at which the step would end if the rank were the slowest. The caller makes one call per step, in
         order.
         """
+        duration_ns = self.duration_ns(step, start_ns, expert_tokens)
+        is_decode = isinstance(step, DecodeStep)
+        return start_ns + duration_ns if is_decode else self._forward_end_ns(start_ns, duration_ns)
+
+    def duration_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
+        """Time in ns that the step takes without copies of cached KV. The caller makes one call per step, in order."""
         if isinstance(step, PrefillStep):
-            return self._forward_end_ns(start_ns, self._cost.prefill_ns(step, start_ns, expert_tokens))
+            return self._cost.prefill_ns(step, start_ns, expert_tokens)
         if isinstance(step, MixedStep):
-            return self._forward_end_ns(start_ns, self._cost.mixed_ns(step, start_ns, expert_tokens))
+            return self._cost.mixed_ns(step, start_ns, expert_tokens)
         clock = DecodeClock()
         line = self._cost.shared_line(step.num_requests, expert_tokens)
         num_before, stall_ns = self._cost.next_stall(step.num_requests)
         self._cost.count_steps(step.num_requests, 1)
         clock.begin(line if num_before else line.later(stall_ns), step)
-        return start_ns + max(1, clock.first_ns)
+        return max(1, clock.first_ns)
 
     def run(self, step: Step, start_ns: int, end_ns: int) -> None:
         if isinstance(step, PrefillStep):

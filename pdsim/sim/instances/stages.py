@@ -73,16 +73,21 @@ class StagedSteps:
         self._is_dead = False
 
     def begin(self, step: DecodeStep | MixedStep, copying_ns: int, load: tuple[int, int] | None) -> None:
-        """Begins a step. copying_ns: time in ns that copies of KV take before the step. load: loads of cached KV, as
-        `PipelineTimes.pass_on` takes them.
+        """Begins a step. copying_ns: time in ns that copies of KV take before the step. load: start and end in ns of
+        loads of cached KV for which the step waits; None: there are none.
         """
         start_ns = max(self._timeline.now_ns + copying_ns, self._free_ns[0])
         if isinstance(step, MixedStep):
             largest_ns, num_tokens = self._cost.mixed_ns(step, start_ns), step.prefill.num_tokens
         else:
             largest_ns, num_tokens = self._decode_ns(step), step.num_requests
-        end_ns = self._pipeline.pass_on(start_ns, largest_ns, num_tokens, self._free_ns, load)
-        begun = _Begun(step, start_ns, self._free_ns[0], copying_ns)
+        loads = [] if load is None else [load]
+        end_ns = self._pipeline.pass_on(start_ns, largest_ns, num_tokens, self._free_ns, loads)
+        self.run(step, start_ns, self._free_ns[0], end_ns, copying_ns)
+
+    def run(self, step: DecodeStep | MixedStep, start_ns: int, first_ns: int, end_ns: int, copying_ns: int) -> None:
+        """Runs a step from start_ns to end_ns. The step leaves the first stage at first_ns."""
+        begun = _Begun(step, start_ns, first_ns, copying_ns)
         self._timeline.after(end_ns - self._timeline.now_ns, self._end, begun, self._order)
 
     def kill(self) -> None:
