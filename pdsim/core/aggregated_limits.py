@@ -1,9 +1,8 @@
 """Limits of an aggregated instance, and the state of a request in it."""
 
-from dataclasses import dataclass
-
 from pdsim.core.decode.running_batch import Drafts, RunningRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.dataclass import dataclass
 
 MAX_ESTIMATED_TOKENS = 4096
 """The scheduler expects a request to produce at most this many further output tokens

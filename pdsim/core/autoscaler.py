@@ -12,12 +12,12 @@ serving in its old role.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import ClusterSeen, Command, InstanceSeen, Message
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import ScalingPolicy, Servers
 
 OFF, STARTING, SERVING, DRAINING = "off", "starting", "serving", "draining"

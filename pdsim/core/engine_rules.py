@@ -1,6 +1,8 @@
 """Rules that differ between engines and between releases of one engine. docs/behaviour has the source of each rule."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

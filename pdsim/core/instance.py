@@ -4,11 +4,11 @@ simulation and real mode share.
 
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pdsim.core.memory.kv_cache import NO_LEASE, Lease
 from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 

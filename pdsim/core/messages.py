@@ -5,12 +5,12 @@ Messages go to an instance. Commands come from an instance, and its driver carri
 instance asks its executor to run.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.transfer.staging_ring import Span, Watermark
 from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 

@@ -1,9 +1,10 @@
 """Durations of KV copies other than transfers: to host memory, to storage, and through staging buffers."""
 
 from collections import Counter
-from dataclasses import dataclass
 from math import ceil
 from typing import Literal
+
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,11 @@
 """Durations of a draft model's forwards, which run in addition to the forwards of the target model."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
 from pdsim.cost.roofline import RooflineModel
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """Durations of encoders of images and audio, by roofline. No encoder was measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pdsim.core.encode.own_media import OwnMedia
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.settings import Roofline
 from pdsim.cost.step_times import StepTimes
+from pdsim.dataclass import dataclass
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.encoder import Encoder
 

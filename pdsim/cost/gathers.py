@@ -1,8 +1,8 @@
 """Times of collectives among GPUs that divide the tokens of prompts or the KV of requests."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 

@@ -5,9 +5,9 @@ hosts. Expert-parallel servers send tokens as DeepEP does. NVLink and NIC traffi
 are the bottleneck at 2 to 8 hosts of 8 GPUs (README.md and docs/legacy.md at 0297fc8).
 """
 
-from dataclasses import dataclass
 from math import comb
 
+from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 

@@ -1,9 +1,9 @@
 """Times of bf16 all-reduces among the GPUs of a server, by message size."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 
 

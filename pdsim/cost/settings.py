@@ -3,7 +3,7 @@ steps.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from math import exp, hypot, log
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread, 
 from pdsim.cost.model import CostModel
 from pdsim.cost.reductions import Collective, Nccl
 from pdsim.cost.roofline import RooflineModel
+from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 

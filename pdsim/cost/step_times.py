@@ -6,7 +6,7 @@ computes n times the draft tokens in the next larger CUDA graph. Host work follo
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from pdsim.cost.copies import end_behind_load
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
+from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 from pdsim.system.model import stage_layers
 

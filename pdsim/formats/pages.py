@@ -4,12 +4,13 @@ them.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import finite, parse_json, read_text
 from pdsim.scenario.yaml_file import ConfigError
 

@@ -4,9 +4,10 @@ a command can express.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, is_dataclass
+from dataclasses import MISSING, field, is_dataclass
 from typing import Any, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.launch.words import Expanded, Flags, command_words, shell_line
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.building.cluster import requests_of

@@ -2,10 +2,11 @@
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pdsim.core.instance import Levels
+from pdsim.dataclass import dataclass
 from pdsim.metrics.distribution import Run
 
 

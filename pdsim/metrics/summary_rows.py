@@ -6,8 +6,9 @@ fastest and slowest step times.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
+
+from pdsim.dataclass import dataclass
 
 _LONG_MS = 1000.0
 _LONG_NUMBER = 1000

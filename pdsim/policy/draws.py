@@ -1,8 +1,9 @@
 """Random numbers for policies, equal in every replay."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeVar
+
+from pdsim.dataclass import dataclass
 
 _MASK = (1 << 64) - 1
 

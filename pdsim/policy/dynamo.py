@@ -6,11 +6,12 @@ kv_router_args.py. A block is a page. Conformance: experiments/conformance/dynam
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 from math import ceil, exp, floor, isfinite
 from typing import ClassVar
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 

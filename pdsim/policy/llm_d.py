@@ -10,10 +10,11 @@ score lies in [0, 1].
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import isfinite
 from typing import ClassVar
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.sessions import BoundSessions
 from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence

@@ -2,8 +2,7 @@
 pages. Eviction: which cached pages are freed first.
 """
 
-from dataclasses import dataclass
-
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import ADMITTED, Admitted, Deferred
 from pdsim.policy.views import CachedLeaf, Candidate, DecodeView, QueuedDecode
 

@@ -1,9 +1,10 @@
 """Scaling policies of planners that know how many requests a server can serve."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil, floor
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import Servers
 from pdsim.policy.views import RoleSeen, ScalingView
 

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from math import inf
 from typing import ClassVar
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import Pick
 from pdsim.policy.views import PrefillView, QueuedPrefill, SendingPrefill

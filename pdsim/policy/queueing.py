@@ -4,9 +4,9 @@ Rule of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/queue.rs (should_queue, al
 policy.rs (enqueue_key); options in components/src/dynamo/common/configuration/groups/kv_router_args.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import HeldRequest, RoutingView
 
 

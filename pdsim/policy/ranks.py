@@ -3,10 +3,10 @@
 Names are SGLang's (--load-balance-method; 0.5.23, managers/data_parallel_controller.py and arg_groups/serving_hook.py).
 """
 
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import RoutingPolicy
 from pdsim.policy.routing import RandomChoice, RoundRobin
 from pdsim.policy.views import RoutingView, TokenSequence

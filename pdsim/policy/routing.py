@@ -4,10 +4,11 @@ refused.
 Routing policies have the names and defaults of SGLang's gateway.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.views import PairView, RoutingView, SheddingView, TokenSequence, WaitingRequest
 

@@ -1,8 +1,9 @@
 """Built-in scaling policies: how many servers prefill and how many decode."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import ceil
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import Servers
 from pdsim.policy.views import ScalingView
 

@@ -9,9 +9,10 @@ Conformance: experiments/conformance/dynamo and gateway.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.dynamo import DynamoKv
 from pdsim.policy.protocols import RoutingPolicy, Scope

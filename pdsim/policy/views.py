@@ -5,8 +5,9 @@ them. No view contains facts that a real system cannot know, such as the output 
 """
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from pdsim.dataclass import dataclass
 
 
 class TokenSequence(Protocol):

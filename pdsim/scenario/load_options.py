@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import MOST_CONTEXT_TOKENS, shown
 from pdsim.scenario.yaml_file import ConfigError
 

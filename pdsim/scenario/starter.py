@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.load_options import LoadOptions
 from pdsim.scenario.loading import apply_change, parse_scenario

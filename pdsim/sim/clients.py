@@ -2,12 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pdsim.core import messages as m
 from pdsim.core.routing.router import num_retries, request_of
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import RequestRecord
 from pdsim.policy.views import TokenSequence
 from pdsim.scenario.sections.front_end import FrontEndSettings

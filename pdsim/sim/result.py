@@ -1,8 +1,9 @@
 """The result of a run, with warnings about costs that were not measured on a server."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.failures import failure_rows
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from simpy.events import EventPriority
@@ -14,6 +13,7 @@ from pdsim.core.journal.calls import Entry
 from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
+from pdsim.dataclass import dataclass
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder

@@ -4,13 +4,14 @@ import json
 import warnings
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes, apply_change, load_scenario, parse_scenario, set_field
 from pdsim.scenario.schema import Scenario

@@ -3,9 +3,10 @@ measurement is missing.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import Changes
 from pdsim.sim.simulation import Observation, simulate

@@ -3,9 +3,9 @@ command.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.cost import GROUPS, Group
 from pdsim.system.catalog import load_model

@@ -7,10 +7,11 @@ faster and slower messages.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import SummaryRow
 from pdsim.scenario.loading import load_scenario

@@ -3,10 +3,11 @@ settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, product
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.loading import Changes

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from math import inf
@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from pdsim.dataclass import dataclass
 from pdsim.files import write_whole
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text
 from pdsim.system.model import Dtype, ModelSpec

@@ -3,8 +3,9 @@
 Sources are SGLang 0.5.23's (speculative/eagle_worker_v2.py, models/deepseek_nextn.py, llama_eagle.py, llama_eagle3.py).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pdsim.dataclass import dataclass
 from pdsim.system.model import GroupedQueryAttention, ModelSpec
 
 EAGLE3_VOCABULARY = 32_000

@@ -2,8 +2,9 @@
 config.json.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
+
+from pdsim.dataclass import dataclass
 
 _ELEMENT_BYTES = 2
 """Bytes of one element of weights and embeddings. Encoders compute and send bf16 (SGLang 0.5.23,

@@ -1,6 +1,6 @@
 """Details of architectures that only real mode needs. Cost models do not use them."""
 
-from dataclasses import dataclass
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,10 +3,10 @@
 vLLM's defaults are those of 0.33.0: config/cache.py and EngineArgs.get_batch_defaults of engine/arg_utils.py.
 """
 
-from dataclasses import dataclass
 from math import lcm
 from typing import Literal, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
 from pdsim.system.encoder import VisionEncoder

@@ -1,9 +1,10 @@
 """Properties of a language model that do not depend on hardware: parameters, KV bytes, and work of attention."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import ClassVar, Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.system.encoder import AudioEncoder, Encoder, VisionEncoder
 from pdsim.system.llama import LlamaArchitecture
 from pdsim.system.states import CHUNK_TOKENS

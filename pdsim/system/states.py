@@ -2,9 +2,10 @@
 _handle_max_mamba_cache and _calculate_mamba_ratio), and blocks by vLLM's.
 """
 
-from dataclasses import dataclass
 from math import ceil, lcm
 from typing import Literal, NamedTuple
+
+from pdsim.dataclass import dataclass
 
 STATE_SHARE = 0.9
 """Memory for linear-attention states, divided by the memory for KV (mamba_full_memory_ratio)."""

@@ -6,8 +6,9 @@ Of the formulas that were tried, this one predicts held-out measurements of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from pdsim.dataclass import dataclass
 
 Path = tuple[tuple[str, float], ...]
 """Links that a transfer crosses. Each has a number: bytes on this link per byte that one prefill rank sends."""

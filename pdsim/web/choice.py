@@ -1,11 +1,11 @@
 """Checks what the user chose on the page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.sections.servers import Split
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.study.servers import Server

@@ -1,10 +1,10 @@
 """The requests that the page simulates: a part of the scenario's load, or of a trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.starter import workload_of_trace

@@ -3,13 +3,13 @@ replays.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
 from random import Random
 from typing import NamedTuple
 
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams

@@ -2,12 +2,12 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import sqrt
 from random import Random
 from typing import Any, Protocol
 
+from pdsim.dataclass import dataclass
 from pdsim.workload.request_spec import RequestSpec, Streams
 
 

@@ -1,12 +1,12 @@
 """Lengths that follow a histogram in a file."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from random import Random
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import finite
 from pdsim.workload.trace_file import TraceError, csv_lines
 

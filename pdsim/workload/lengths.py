@@ -3,11 +3,12 @@ yields.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate, repeat
 from math import ceil, log, sqrt
 from random import Random
 from typing import Protocol
+
+from pdsim.dataclass import dataclass
 
 
 def positive(what: object, **values: float | None) -> None:

@@ -5,7 +5,6 @@ are estimated from the number of characters, with a note.
 import base64
 import binascii
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from importlib import import_module
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.inputs import InputError, parse_json
 from pdsim.workload import trace_fields as names
 from pdsim.workload.hash_ids import TEXT_BLOCK, TextBlocks

@@ -1,12 +1,12 @@
 """Generated workloads, by the rules of common benchmark clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from random import Random
 
 from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.inputs import InputError
 from pdsim.workload.lengths import Lengths, positive
 from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams

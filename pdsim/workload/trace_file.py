@@ -6,7 +6,6 @@ import csv
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from itertools import chain, islice, pairwise
@@ -14,6 +13,7 @@ from math import isnan
 from pathlib import Path
 from typing import IO, Any
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, open_text, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from itertools import chain, islice
 from math import inf
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.inputs import finite
 from pdsim.workload import trace_fields as names
 from pdsim.workload.hash_ids import HashBlocks, TextBlocks

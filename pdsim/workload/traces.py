@@ -1,13 +1,13 @@
 """Public traces, including traces of agents, and tables of requests."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import ClassVar
 
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.system.catalog import hint
 from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import positive

@@ -1,12 +1,13 @@
 """Fits how much a busy GPU slows down: to rows that measure this, or to the log of a server's forwards."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, expm1
 
 import numpy as np
 
 from pdsim.calibration.fit.regression import LEAST_GAIN, STRETCH, misfit, prefill_table
 from pdsim.calibration.fit.rows import Floats, Measurements, Rows
+from pdsim.dataclass import dataclass
 
 _MEMORY_NS = 1e8
 """The value of memory_ns for logs, in ns, and the value from which other fits start. A GPU that does not slow down gets

@@ -6,12 +6,13 @@ separate the forward from the overhead. Prompts that arrive together show which 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from pdsim.calibration.fit.regression import ABOVE_LEAST, FittedForm, plain_least_squares
 from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
+from pdsim.dataclass import dataclass
 from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading")

@@ -1,7 +1,7 @@
 """Makes a profile from measured rows: fits a form to each kind of rows, and writes the results as a file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from pdsim.calibration.fit.rows import (
     graph_sizes,
 )
 from pdsim.cost.kernels import tile_of
+from pdsim.dataclass import dataclass
 from pdsim.scenario.sections.cost import Setup
 from pdsim.scenario.sections.profile import origin
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean

@@ -6,7 +6,7 @@ monotone table is also a sum of terms: a first value, and a step from each knot 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pdsim.calibration.fit.rows import Columns, Floats, Rows
 from pdsim.cost.model import LEAST_TILES
+from pdsim.dataclass import dataclass
 from pdsim.metrics.summary_rows import counted
 
 Term = Callable[[Columns], Floats]

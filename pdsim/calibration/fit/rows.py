@@ -8,7 +8,7 @@ have a column `transport`.
 import csv
 import gzip
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import open_text
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 

@@ -21,13 +21,14 @@ other GPUs: the SGLang 0.5.14 tables of aiconfigurator 0.12.0; both Apache-2.0. 
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
 from pdsim.cost.settings import Affine, AffineTable, Roofline
+from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.sections.component import component_name, describe_component
 from pdsim.scenario.sections.cost import CostChoice, MeasuredSettings

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from pdsim.calibration.observe.probes import (
     round_trips,
 )
 from pdsim.calibration.observe.server_client import ServerClient, ServerError
+from pdsim.dataclass import dataclass
 from pdsim.files import require_empty_or_own, write_whole
 from pdsim.inputs import read_json, shown
 from pdsim.metrics.distribution import Samples

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import count
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from pdsim.calibration.observe.server_client import Completion, ServerClient, ServerError
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.stages import STAGES
 
 SHORTEST_TOKENS = 32

@@ -8,13 +8,14 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from random import SystemRandom
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import parse_json, shown
 from pdsim.scenario.yaml_file import ConfigError
 

@@ -18,11 +18,11 @@ Cost settings can be fitted to the metrics of one arm, with the `calibrate` extr
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import exp, log
 from pathlib import Path
 from typing import Any, get_args
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import finite, shown
 from pdsim.metrics.summary import Client, by_client
 from pdsim.scenario.loading import load_scenario

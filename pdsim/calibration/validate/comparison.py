@@ -4,13 +4,14 @@ variants.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
 from pdsim.calibration.validate.case import MetricError
 from pdsim.calibration.validate.suite import Tolerances
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.explain import mean_stage_ms
 from pdsim.metrics.explanation.failures import failure_text
 from pdsim.metrics.records import RunRecords

@@ -1,12 +1,12 @@
 """Simulates the load of an observation, and compares the result with the times that the observing client measured."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pdsim.calibration.observe.observation import read_load, summary_of
 from pdsim.calibration.validate.case import ArmErrors, MetricError, Simulate
+from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.profile import read_profile

@@ -10,13 +10,14 @@ variants:
   tp2to1: {changes: [prefill.tp=2], profile: tp2to1.yaml}                 with its own costs
 """
 
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from pdsim.calibration.validate.case import named_cases, percent
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario, read_section
 from pdsim.scenario.schema import Scenario

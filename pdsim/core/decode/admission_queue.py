@@ -10,7 +10,6 @@ ready         KV is complete, waits for a place in the batch           take
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.decode.running_batch import FOREVER, RunningRequest
@@ -18,6 +17,7 @@ from pdsim.core.engine_rules import EngineRules
 from pdsim.core.instance import PolicyError
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import Abort, Command, Failed, NewRequest, Send, Tell, receiver_of
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import AdmissionPolicy, Admitted
 from pdsim.policy.views import Candidate, DecodeView
 

@@ -1,9 +1,8 @@
 """Limits of a decode instance."""
 
-from dataclasses import dataclass
-
 from pdsim.core.decode.running_batch import Drafts
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ Law: tests/laws/test_decode_steps.py.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from typing import Generic, NamedTuple, TypeVar
@@ -19,6 +18,7 @@ from pdsim.core.instance import PolicyError, Request
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import DecodeStep, Result, StepResult, Verified
 from pdsim.core.sequence import UnseenOutput
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import PreemptionPolicy
 from pdsim.policy.views import DecodeView, TokenSequence
 

@@ -13,12 +13,13 @@ _process_waiting_requests), so it may overtake earlier requests.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import get_args
 
 from pdsim.core import messages as m
 from pdsim.core.encode.media_item import Modality
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 
 MODALITIES: tuple[Modality, ...] = get_args(Modality)

@@ -10,12 +10,12 @@ Prefetcher. Law: tests/laws/test_host_cache.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
 

@@ -7,11 +7,11 @@ usable prefix ends at a node with a state. Law: tests/laws/test_hybrid_cache.py.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 

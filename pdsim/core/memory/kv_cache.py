@@ -7,7 +7,7 @@ The last num_loaded of the shared pages were loaded from host memory.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
@@ -15,6 +15,7 @@ from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache
 from pdsim.core.messages import HostCopy, LoadBack
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 

@@ -14,11 +14,11 @@ Law: tests/laws/test_offloading.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.dataclass import dataclass
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 

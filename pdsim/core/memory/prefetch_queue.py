@@ -6,9 +6,9 @@ tests/laws/test_storage.py.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch
+from pdsim.dataclass import dataclass
 
 BATCH_PAGES = 128
 """Number of pages in one batch of lookups, reads or writes (mem_cache/hicache_storage.py:24, STORAGE_BATCH_SIZE)."""

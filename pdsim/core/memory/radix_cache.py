@@ -7,12 +7,13 @@ Eviction returns a node's pages to the pool, leaves first. Law: tests/laws/test_
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.sequence import UnseenOutput
+from pdsim.dataclass import dataclass
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence

@@ -6,12 +6,11 @@ early       KvGranted came before NewRequest                NewRequest comes, or
 refused     prefill or decode will not serve the request    no late message about it can come, which is ignored
 """
 
-from dataclasses import dataclass
-
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.instance import Request
 from pdsim.core.messages import Command, KvGranted
 from pdsim.core.transfer.transfer_plan import UNGRANTED, SendCursor
+from pdsim.dataclass import dataclass
 
 
 @dataclass(slots=True, kw_only=True)

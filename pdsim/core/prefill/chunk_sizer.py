@@ -1,7 +1,8 @@
 """Chunk sizes of a long prompt on an instance with pipeline stages."""
 
-from dataclasses import dataclass
 from math import sqrt
+
+from pdsim.dataclass import dataclass
 
 SMOOTHNESS = 0.75
 """A chunk's size is a weighted mean: the size that keeps chunk times equal has this weight, and the first chunk's size

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
@@ -10,6 +10,7 @@ from pdsim.core.instance import PolicyError, Request
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
+from pdsim.dataclass import dataclass
 from pdsim.policy.prefill import CacheAwareOrder, FirstComeFirstServed, ShortestPrefillFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 from pdsim.policy.views import QueuedPrefill

@@ -18,7 +18,6 @@ computed prompts at the end of a chunk, parked prompts if no other request can p
 """
 
 from bisect import insort
-from dataclasses import dataclass
 from operator import attrgetter
 
 from pdsim.core import messages as m
@@ -32,6 +31,7 @@ from pdsim.core.prefill.chunk_sizer import ChunkSizer
 from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.transfer.kv_returns import KvTaker, Returning
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import PrefillPolicy
 
 _WAIT = m.Wait()

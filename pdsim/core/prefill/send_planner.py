@@ -1,11 +1,10 @@
 """Plans the transfer units that send a prompt's KV: whole pages, slices of pages, staged cells, or groups of layers."""
 
-from dataclasses import dataclass
-
 from pdsim.core.instance import PolicyError
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, receiver_of
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.transfer.transfer_plan import Piece, RankPairLayout, SendCursor, TransferSize, TransferUnit
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import TransferPolicy
 
 

@@ -1,13 +1,14 @@
 """Chooses an instance of one role for each request, by a routing policy. Keeps the data that the policy sees."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.routing.prompt_memory import PAGE_SIZE, PromptMemories
 from pdsim.core.routing.routed_work import RoutedWork
 from pdsim.core.routing.sessions import SessionBindings, session_of
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import RoutingPolicy, Scope
 from pdsim.policy.views import InstanceLoad, TokenSequence
 

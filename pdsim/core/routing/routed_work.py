@@ -1,9 +1,9 @@
 """Counts the load of each instance from its unfinished requests: prompt tokens to compute, and pages in use."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pdsim.core.memory.radix_cache import Node, RadixCache
+from pdsim.dataclass import dataclass
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 

@@ -13,7 +13,7 @@ also has by then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
 from pdsim.core.routing.held_requests import HeldRequests
 from pdsim.core.routing.role_router import RoleRouter, RoutedLoad
+from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 

@@ -2,8 +2,7 @@
 than a limit.
 """
 
-from dataclasses import dataclass
-
+from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import Scope
 
 _AGENTS = 1 << 32

@@ -9,11 +9,10 @@ returned   prefill caches the KV, decode unlocks it                    KvReturne
 Nothing is sent if prefill lacks only little of the KV, or has no pages for it. Law: tests/laws/test_kv_returns.py.
 """
 
-from dataclasses import dataclass
-
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import Command, KvOffered, KvWanted, ReturnKv, Send
 from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64

@@ -15,12 +15,13 @@ receiver at once; it does not wait for the decode instance's loop.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines, LateRequests
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer.staging_ring import StagingRing
+from pdsim.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -16,13 +16,14 @@ chunk back at the tail of its queue, and tries again within 1 ms.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import LateRequests
 from pdsim.core.messages import receiver_of, sender_of
 from pdsim.core.transfer.staging_ring import Span, Watermark, may_write
 from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.dataclass import dataclass
 
 _LOST = "lost"
 

@@ -8,8 +8,9 @@ the order of lending. If a span does not fit into the tail of the ring, the tail
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from pdsim.dataclass import dataclass
 
 
 class Span(NamedTuple):

@@ -16,8 +16,9 @@ for all pairs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from pdsim.dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

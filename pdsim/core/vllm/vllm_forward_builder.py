@@ -1,7 +1,6 @@
 """Fills steps as vLLM's scheduler does: running requests take tokens of a budget first, then prompts take the rest."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pdsim.core.instance import Request
 from pdsim.core.memory.chunk_cache import ChunkCache
@@ -9,6 +8,7 @@ from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import MUST_WAIT
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
+from pdsim.dataclass import dataclass
 from pdsim.policy.prefill import FirstComeFirstServed, HighestPriorityFirst, LongestOutputFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
 

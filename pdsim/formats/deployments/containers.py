@@ -3,9 +3,10 @@
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import InputError, shown
 
 _ROLES = ("prefill", "decode")

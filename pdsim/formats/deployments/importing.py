@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.formats.deployments import encoders, trtllm
 from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment, of_hold, of_lmcache

@@ -4,11 +4,12 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.formats.deployments.containers import Pods, containers_of, engine_of_image
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, parse_yaml_documents, read_text
 

@@ -1,9 +1,10 @@
 """Readers of single options, of which the tables of options consist."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import finite, whole
 
 Value = str | bool | list[str]

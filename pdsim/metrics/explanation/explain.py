@@ -4,12 +4,12 @@ or message for which the request waited.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.columns import NEVER, Array, Columns, columns
 from pdsim.metrics.explanation.stages import (
     AGGREGATED_STAGES,

@@ -4,10 +4,11 @@ failures.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from pdsim.core.instance import LACKS
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.relief import relief_of
 from pdsim.metrics.records import RequestRecord
 

@@ -3,10 +3,10 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.distribution import Samples
 from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, blocked
 from pdsim.metrics.explanation.stages import stage_spans

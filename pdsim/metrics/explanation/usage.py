@@ -1,11 +1,11 @@
 """How busy instances are while the cluster is loaded."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.columns import NEVER, Array, Columns, columns
 from pdsim.metrics.explanation.time_spans import TimeSpans
 from pdsim.metrics.records import Records, TransferRecord

@@ -3,7 +3,6 @@ I/O.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
@@ -23,6 +22,7 @@ from pdsim.cost.step_times import (
     captured_batches,
     pipeline_times,
 )
+from pdsim.dataclass import dataclass
 from pdsim.inputs import InputError
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.cost_models import decode_model, draft_times, prefill_model

@@ -1,13 +1,14 @@
 """Builds encode instances, the links of their embeddings, and the times of servers that encode media themselves."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from pdsim.core.encode.embedding_cache import EmbeddingCache
 from pdsim.core.encode.encode_instance import EncodeInstance
 from pdsim.core.encode.own_media import OwnMedia
 from pdsim.cost.encoding import EncoderTimes, EncodingStepTimes
 from pdsim.cost.step_times import StepTimes
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.sizing import encode_ids, layout_of, roles
 from pdsim.scenario.building.wiring import link_bandwidth, placed, transport_of
 from pdsim.scenario.schema import Scenario

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from math import prod
 
+from pdsim.dataclass import dataclass
 from pdsim.policy.pages import ReserveDecodeTokens, ReserveMaxOutput, num_pages
 from pdsim.policy.protocols import Admitted
 from pdsim.policy.views import Candidate, QueuedDecode

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -10,6 +10,7 @@ from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles, whole_layout
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings

@@ -1,9 +1,8 @@
 """Faults of a run, how they are detected, and how requests are retried."""
 
-from dataclasses import dataclass
-
 from pydantic import Field
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.sections.fields import Duration, Section
 
 

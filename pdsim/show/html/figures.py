@@ -5,7 +5,7 @@ Figures of many points show trade-offs between metrics, the best points, and how
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.plots import COLORS
 from pdsim.metrics.summary_rows import signed
 

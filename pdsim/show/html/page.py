@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from importlib.resources import files
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from pdsim import __version__
+from pdsim.dataclass import dataclass
 from pdsim.metrics.summary_rows import counted, significant
 from pdsim.show.html.figures import FigureBlock
 from pdsim.study.points.tasks import shown

@@ -1,12 +1,12 @@
 """The page of one run, or of several runs that are compared."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.columns import columns, requests_at
 from pdsim.metrics.explanation.explain import finished, mean_parts_ms, stage_times
 from pdsim.metrics.explanation.failures import failures_in

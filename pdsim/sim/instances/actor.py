@@ -1,7 +1,6 @@
 """Drives one instance in simulated time: runs the steps that its loop asks for, and returns their results."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import ceil
@@ -17,6 +16,7 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostMemory
+from pdsim.dataclass import dataclass
 from pdsim.scenario.sections.cost import HostSettings
 from pdsim.sim.bus import CHOICES, FIRST, Alarm, Bus, Callback, Driver, Timeline
 from pdsim.sim.instances.executor import DecodeRun, Executor, prefill_record

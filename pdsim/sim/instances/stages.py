@@ -1,13 +1,13 @@
 """Decode and mixed steps of instances with pipeline stages: several steps are under way at once."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from simpy.events import EventPriority
 
 from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Result, StepResult
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import PipelineTimes, StepTimes
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.bus import Timeline
 from pdsim.sim.instances.executor import Executor, OnStep, prefill_record

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from pdsim.core import messages as m
@@ -12,6 +11,7 @@ from pdsim.core.memory.page_store import PageStore
 from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
 from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load, end_of_saves
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.bus import Bus, Timeline
 from pdsim.sim.links.flows import Flows

@@ -1,9 +1,9 @@
 """Moves embeddings from encode instances to the servers that compute the prompts."""
 
-from dataclasses import dataclass
 from math import inf
 
 from pdsim.core import messages as m
+from pdsim.dataclass import dataclass
 from pdsim.scenario.building.encoding import Encoding
 from pdsim.sim.bus import Bus
 from pdsim.sim.links.flows import Flows

@@ -5,10 +5,10 @@ tests/laws/test_fair_links.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from math import ceil, inf
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.sim.bus import Alarm, Timeline
 from pdsim.system.transport import Path
 

@@ -6,7 +6,6 @@ its bytes share the links with the bytes of all other running transfers.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import inf, prod
 from typing import Any
 
@@ -14,6 +13,7 @@ from pdsim.core import messages as m
 from pdsim.core.messages import receiver_of
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.dataclass import dataclass
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.building.wiring import Interconnect

@@ -5,8 +5,9 @@ difference between two runs that is within this noise is not evidence of an effe
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.building.cluster import Cluster
 

@@ -4,9 +4,10 @@ A metric is limited by the resource whose increase improves the metric most, unl
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.relief import reliefs
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.building.sizing import resolve

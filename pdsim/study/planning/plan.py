@@ -1,9 +1,10 @@
 """The result of a plan: the chosen cluster, alternatives to it, and the confidence in it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.sim.uncertainty.sensitivity import Limit
 from pdsim.study.examination import LoneRequest
 from pdsim.study.measurement import Measurement

@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import Ranges, ranges
 from pdsim.scenario.loading import Changes

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import version
@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.stages import ALL_STAGES
 from pdsim.metrics.records import RunRecords
 from pdsim.metrics.summary import summarize

@@ -1,10 +1,11 @@
 """The answer to a question, with the table of its candidates and its text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from math import nan
 from typing import TYPE_CHECKING, Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.run_folder import load_pandas
 from pdsim.metrics.summary_rows import markdown_table, markdown_text
 from pdsim.sim.result import RunResult

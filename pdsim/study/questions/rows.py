@@ -1,9 +1,10 @@
 """Rows and columns of an answer's table."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import Changes
 from pdsim.study.base import Base
 from pdsim.study.points.estimate import Estimate

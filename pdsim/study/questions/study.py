@@ -4,11 +4,12 @@ per seed.
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from math import inf, isfinite
 from typing import NamedTuple
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.base import AskOptions, Base

@@ -4,7 +4,6 @@ this module.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import Changes, read_section
 from pdsim.scenario.sections.fields import DIMENSIONS, Dimension, Section, Seed, names_a_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean

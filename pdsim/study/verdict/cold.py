@@ -3,9 +3,9 @@ requests.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import median
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import Records, RequestRecord
 
 LEAST_NS = 20_000_000

@@ -1,10 +1,11 @@
 """The outcome of a cluster: whether the cluster meets an SLO, which numbers it has, and which limits it misses."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from math import inf, isfinite
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import is_saturated
 from pdsim.study.verdict.readings import Attainment, Reading, Times, mean_attainment

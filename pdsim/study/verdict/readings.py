@@ -1,11 +1,12 @@
 """Times of the requests of a run, and the numbers that an SLO limits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from statistics import fmean
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.distribution import interpolated
 from pdsim.metrics.own_gaps import OWN_ITL
 from pdsim.metrics.records import RequestRecord

@@ -15,13 +15,14 @@ Classes of requests have limits of their own: "chat: ttft p99 < 1 s; batch: e2e 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from math import ceil, floor, inf
 from statistics import fmean
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.metrics.own_gaps import OWN_ITL
 from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary import e2e_ms, tpot_ms, ttft_ms

@@ -1,8 +1,8 @@
 """Kinds of a model's layers: how a layer mixes tokens, and which MLP it has."""
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from pdsim.dataclass import dataclass
 from pdsim.system.catalog import EntryError
 from pdsim.system.checkpoint.config import Config
 

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+from pdsim.dataclass import dataclass
 from pdsim.inputs import shown
 from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype, KvDtype
