@@ -15,11 +15,11 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError, named
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
-from pdsim.sim.uncertainty.ends import Ends, Ranging
-from pdsim.sim.uncertainty.part import PartWatch
 
 if TYPE_CHECKING:
     from pdsim.cli.judging import Judge
+    from pdsim.sim.uncertainty.ends import Ends, Ranging
+    from pdsim.sim.uncertainty.part import PartWatch
     from pdsim.study.verdict.slo import Slo
 
 
@@ -32,7 +32,7 @@ def run_scenario(
     quiet: bool,
     levels: bool = False,
     force: bool = False,
-    ranging: Ranging = "part",
+    ranging: "Ranging" = "part",
     slo: "Slo | None" = None,
     keep: Collection[Kept] = (),
 ) -> FinishedRun:
@@ -57,7 +57,7 @@ def _simulate(
     *,
     quiet: bool,
     levels: bool,
-    ranging: Ranging,
+    ranging: "Ranging",
     slo: "Slo | None",
     keep: Collection[Kept] = (),
 ) -> FinishedRun:
@@ -77,6 +77,8 @@ def _simulate(
     with ExitStack() as stack:
         ends = None
         if ranging != "none" and loaded.uncertain:
+            from pdsim.sim.uncertainty.ends import Ends
+
             ends = Ends(loaded, cluster.requests, whole=ranging == "whole", verdict_of=verdict_of, own_itl=own_itl)
             stack.enter_context(ends.started())
         journal = None
@@ -111,7 +113,7 @@ def _judge(slo: "Slo", scenario: Scenario, cluster: Cluster) -> "Judge":
     return Judge(slo, scenario)
 
 
-def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple[RunResult, bool]:
+def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tuple[RunResult, bool]:
     """Runs a simulation until it ends or the user interrupts. Returns the result so far, and True if the user
     interrupted.
     """
@@ -123,7 +125,7 @@ def _until_interrupted(simulation: Simulation, watch: PartWatch | None) -> tuple
         return simulation.result(), True
 
 
-def _interval(summary: Mapping[str, Any], ends: Ends) -> dict[str, Any]:
+def _interval(summary: Mapping[str, Any], ends: "Ends") -> dict[str, Any]:
     """Smallest and largest value of each metric, over the run and the runs with the fastest and slowest step times, and
     the part of the load that these runs had.
     """

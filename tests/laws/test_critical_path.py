@@ -1,8 +1,10 @@
 """The parts of a request's latency: they cover it all, and name what made it long."""
 
+import pytest
 from hypothesis import given, settings
 
-from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, mean_parts_ms
+from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, mean_parts_ms, stage_times
+from pdsim.metrics.explanation.stages import stage_shares
 from tests.strategies import any_scenarios
 from tests.support import MILLISECOND, request, run, small
 
@@ -18,6 +20,8 @@ def test_the_parts_of_a_request_are_its_latency(scenario):
             assert sum(parts.values()) == one.end_ns - one.arrival_ns
             assert parts.keys() <= PARTS.keys()
             assert min(parts.values()) > 0
+    shares = stage_shares(one for one in records.requests if one.outcome == "finished")
+    assert shares == pytest.approx({one.stage: one.share for one in stage_times(records) if shares})
 
 
 def test_one_request_alone_waits_for_nobody():

@@ -1,5 +1,8 @@
 """The stages of a request from its arrival to its end."""
 
+from collections import Counter
+from collections.abc import Iterable
+
 from pdsim.metrics.records import RequestRecord
 
 Stages = dict[str, tuple[str, str, str]]
@@ -102,3 +105,16 @@ def stage_spans(request: RequestRecord) -> dict[str, tuple[int, int]]:
 def stage_ms(request: RequestRecord) -> dict[str, float]:
     """Time in ms of each stage of a finished request, by stage."""
     return {stage: (end_ns - begin_ns) / 1e6 for stage, (begin_ns, end_ns) in stage_spans(request).items()}
+
+
+def stage_shares(requests: Iterable[RequestRecord]) -> dict[str, float]:
+    """Share of each stage in the latency of finished requests, all together. Stages that no request has are left out.
+
+    Without NumPy, which takes longer to import than a thousand requests to sum.
+    """
+    spent_ns: Counter[str] = Counter()
+    for request in requests:
+        for stage, (first, last, _) in stages_of(request).items():
+            spent_ns[stage] += getattr(request, last) - getattr(request, first)
+    total_ns = spent_ns.total() or 1
+    return {stage: spent_ns[stage] / total_ns for stage in ALL_STAGES if stage in spent_ns}

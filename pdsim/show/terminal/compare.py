@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pdsim.metrics.explanation.explain import stage_times
 from pdsim.metrics.explanation.failures import failures_in
 from pdsim.metrics.summary_rows import SummaryRow, counted, percentage, ranges_of, signed
 from pdsim.show.terminal.layout import new_console
@@ -34,7 +35,7 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
         for failure in failures_in(run.summary):
             text = f"{counted(failure.num_requests, 'request')} of {run.name} failed: {failure.text}."
             print_sentence(console, text)
-        if stages := stage_text(run.records):
+        if stages := stage_text({one.stage: one.share for one in stage_times(run.records)}):
             print_sentence(console, f"Where a request's time goes in {run.name}: {stages}.")
 
 

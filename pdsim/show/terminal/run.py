@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pdsim.metrics.explanation.explain import finished, stage_times
 from pdsim.metrics.explanation.failures import failures_in
+from pdsim.metrics.explanation.stages import stage_shares
 from pdsim.metrics.records import Records
 from pdsim.metrics.summary_rows import (
     SUMMARY_ROWS,
@@ -78,7 +78,7 @@ def print_run(
     if hint := _start_text(summary, scenario):
         print_sentence(console, hint)
     print_numbers(summary, examined)
-    if stages := stage_text(records):
+    if stages := stage_text(stage_shares(one for one in records.requests if one.outcome == "finished")):
         print_sentence(console, f"Where a request's time goes: {stages}.")
     for failure in failures_in(summary):
         print_sentence(console, f"{counted(failure.num_requests, 'request')} failed: {failure.text}.")
@@ -153,12 +153,12 @@ def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | 
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 
-def stage_text(records: Records) -> str:
-    """Names the stages in which requests spend most of their time. Empty: no request finished."""
-    if not len(finished(records)["request_id"]):
-        return ""
-    longest = sorted(stage_times(records), key=lambda one: -one.share)[:_NUM_STAGES]
-    return ", ".join(f"{one.share:.0%} {_IN_STAGE[one.stage]}" for one in longest if round(one.share, 2))
+def stage_text(shares: Mapping[str, float]) -> str:
+    """Names the stages in which requests spend most of their time. shares: each stage's share of the latency. Empty: no
+    request finished.
+    """
+    longest = sorted(shares.items(), key=lambda one: -one[1])[:_NUM_STAGES]
+    return ", ".join(f"{share:.0%} {_IN_STAGE[stage]}" for stage, share in longest if round(share, 2))
 
 
 def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined | None) -> str:
