@@ -41,5 +41,5 @@ def fits(console: Console, table: Table) -> bool:
 
 
 def new_console() -> Console:
-    console = Console()
-    return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH)
+    console = Console(emoji=False)
+    return console if console.is_terminal or "COLUMNS" in environ else Console(width=_WIDTH, emoji=False)
