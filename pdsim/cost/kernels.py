@@ -21,6 +21,9 @@ _GENERATIONS = {
 }
 """Generation of each GPU. Kernels reach similar shares on GPUs of one generation. Each other GPU is a generation of its
 own."""
+_KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
+"""GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
+products, which therefore reach a larger share of the operations than on other GPUs."""
 _COVERED = 0.5
 """Share of measured GPUs whose value lies within the range that is given for an unmeasured GPU. The range for
 differences between servers is added to it."""
@@ -87,11 +90,21 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
     """Returns the measured kernel of this GPU, or the median of all measured GPUs if this GPU was not measured."""
     own = _kernels().get((gpu, operator, kind))
-    return own or Kernel(*(median(values) for values in zip(*_others(operator, kind), strict=True)))
+    return own or Kernel(*(median(_of_others(gpu, operator, kind, column)) for column in Kernel._fields))
 
 
-def _others(operator: str, kind: str) -> list[Kernel]:
-    return [kernel for (_, *name), kernel in _kernels().items() if name == [operator, kind]]
+def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str = "") -> list[float]:
+    """Returns the values of a column on other GPUs. left_out: generation of GPUs that do not count.
+
+    Operations of matrix products: only GPUs that keep their clock as this GPU does count, if there are any.
+    """
+    found = {
+        other: getattr(kernel, column)
+        for (other, *name), kernel in _kernels().items()
+        if name == [operator, kind] and _GENERATIONS.get(other, other) != left_out
+    }
+    alike = [value for other, value in found.items() if (other in _KEEP_CLOCK) == (gpu in _KEEP_CLOCK)]
+    return alike if alike and (operator, column) == ("gemm", "compute") else [*found.values()]
 
 
 class Spread(NamedTuple):
@@ -159,11 +172,7 @@ def _covering(operator: str, whole: bool, column: str) -> float:
     for (gpu, name, kind), kernel in _kernels().items():
         if is_whole(kind) != whole:
             continue
-        others = [
-            getattr(other, column)
-            for (beside, *named), other in _kernels().items()
-            if named == [operator, kind] and _GENERATIONS.get(beside, beside) != _GENERATIONS.get(gpu, gpu)
-        ]
+        others = _of_others(gpu, operator, kind, column, left_out=_GENERATIONS.get(gpu, gpu))
         own = getattr(kernel, column)
         if name == operator and others and own and median(others):
             found.append(abs(log(own / median(others))))
@@ -293,7 +302,8 @@ def _origin(gpu: str, operator: str, kind: str) -> str:
     what = f"{kind} GPUs" if operator == "all_reduce" else kind
     own = _kernels().get((gpu, operator, kind))
     if own is None:
-        return f"{what}, the median of {len(_others(operator, kind))} other GPUs"
+        num_others = len(_of_others(gpu, operator, kind, "compute"))
+        return f"{what}, the median of {num_others} other GPUs"
     return f"{what}, measured on {gpu}" + (f", median error {own.error:.0%}" if own.error < 1 else "")
 
 

@@ -95,6 +95,16 @@ def test_a_gpu_that_was_not_measured_has_the_median_of_the_others():
     assert origins(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
 
 
+def test_an_unmeasured_gpu_that_keeps_its_clock_multiplies_like_measured_ones_that_do():
+    """H20 and RTX 4090 have 0.4 nominal TFLOP/s per watt of their boards, other GPUs 0.6 to 2.5."""
+    like_h20, others = reached("rtx-4090", "gemm", "bf16"), reached("mi300x", "gemm", "bf16")
+    assert like_h20 == others._replace(compute=reached("h20", "gemm", "bf16").compute)
+    assert reached("rtx-4090", "prefill_attention", "bf16") == reached("mi300x", "prefill_attention", "bf16")
+    assert origins(layout("llama-3.1-8b", "rtx-4090", 1))["gemm"] == "bf16, the median of 2 other GPUs"
+    with leaving_out(["h20"]):
+        assert reached("rtx-4090", "gemm", "bf16") == reached("mi300x", "gemm", "bf16")
+
+
 def test_weights_of_4_bits_save_time_in_small_batches_only():
     """They are computed in bf16, after they are unpacked."""
     models = [load_model("llama-3.1-70b").in_dtype(dtype) for dtype in ("bf16", "int4")]
