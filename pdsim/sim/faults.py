@@ -84,19 +84,18 @@ class Heartbeats:
         """Instances to ask at the next heartbeat. Value: number of heartbeats since the instance died or restarted."""
 
     def watch(self, instance_id: str) -> None:
+        """Asks an instance that has just died or restarted, first at the next heartbeat, which may be due now."""
         if instance_id not in self._watched:
             self._watched[instance_id] = 0
-            self._ask_later(instance_id)
-
-    def _ask_later(self, instance_id: str) -> None:
-        delay_ns = self._interval_ns - self._timeline.now_ns % self._interval_ns
-        self._timeline.after(delay_ns, self._ask, instance_id)
+            now_ns = self._timeline.now_ns
+            delay_ns = -now_ns % self._interval_ns if now_ns else self._interval_ns
+            self._timeline.after(delay_ns, self._ask, instance_id)
 
     def _ask(self, instance_id: str) -> None:
         life = self._lives.life(instance_id)
         self._watched[instance_id] += 1
         if life is None and self._watched[instance_id] < self._max_failures:
-            self._ask_later(instance_id)
+            self._timeline.after(self._interval_ns, self._ask, instance_id)
         else:
             del self._watched[instance_id]
         for command in self._monitor.on_message(Heartbeat(instance_id, life), self._timeline.now_ns):

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from pdreal.measure.transfers import measure_engine, push_rows, transfer_rows
+from pdreal.transports.cuda_ipc import COPIES_PER_CALL, CudaRuntime
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
 from pdreal.transports.opening import NAMES, open_transport
 from pdreal.transports.protocol import DEBIAN_PACKAGES, TransferError, UnavailableError, load_engine
@@ -42,6 +43,30 @@ def test_a_missing_library_is_named_with_its_package(library, tmp_path, monkeypa
 def test_a_missing_engine_is_named_with_its_wheel():
     with pytest.raises(UnavailableError, match="no_such_engine is not installed: pip install some-wheel"):
         load_engine(("no_such_engine",), "some-wheel")
+
+
+class CallsOfCopies(CudaRuntime):
+    """Notes the ranges of each call, and when the stream is waited for."""
+
+    def __init__(self):
+        self.noted = []
+
+    def copy_batch(self, *ranges_and_stream):
+        self.noted.append(np.stack(ranges_and_stream[:3]))
+
+    def synchronize(self):
+        self.noted.append("wait")
+
+
+@pytest.mark.parametrize("num_copies", [0, 1, COPIES_PER_CALL, 2 * COPIES_PER_CALL + 1])
+def test_many_copies_are_calls_of_bounded_size_between_which_others_launch(num_copies):
+    ranges = np.arange(3 * num_copies).reshape(3, num_copies)
+    calls = CallsOfCopies()
+    calls.copy(*ranges, calls)
+    copied = calls.noted[::2]
+    assert calls.noted[1::2] == ["wait"] * len(copied)
+    assert all(part.shape[1] <= COPIES_PER_CALL for part in copied)
+    assert np.concatenate([np.empty((3, 0)), *copied], axis=1).tolist() == ranges.tolist()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

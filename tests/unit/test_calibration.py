@@ -1,6 +1,7 @@
 """Fits find what rows were made of, tables what lines miss, and held-out errors are those of other shapes."""
 
 import csv
+from functools import partial
 
 import numpy as np
 import pytest
@@ -135,7 +136,7 @@ def test_a_table_is_taken_where_lines_miss(tmp_path):
 def test_a_fitted_table_never_falls(times):
     batches, contexts = np.repeat(np.array(BATCHES, float), 2), np.tile([0.0, 1000], 8)
     rows = Rows("decode", "", {"batch": batches, "context_tokens": contexts, "time_ns": np.repeat(times, 2)})
-    assert all(value >= 0 for value in fit(regression.decode_table(rows), rows).values.values())
+    assert all(value >= 0 for value in fit(regression.decode_table, rows).values.values())
 
 
 def test_a_shape_is_held_out_with_all_its_repeats():
@@ -144,7 +145,7 @@ def test_a_shape_is_held_out_with_all_its_repeats():
     times = 1e6 + 1e4 * shapes
     times[shapes == 16] *= 2
     rows = Rows("decode", "", {"batch": shapes, "context_tokens": 100 * shapes, "time_ns": times})
-    held_out = fit(regression.decode_form(rows), rows).held_out
+    held_out = fit(regression.decode_form, rows).held_out
     assert held_out[shapes == 16] == pytest.approx(-0.5, abs=0.02)
 
 
@@ -154,7 +155,7 @@ def test_a_transfer_is_batch_descriptors_and_bytes_as_its_engine_overlaps_them(o
     posting, moving = 11e3 * count, size / 6
     times = 20e3 + (1 - overlap) * posting + np.maximum(overlap * posting, moving)
     rows = Rows("transfer", "x", {"payload_bytes": size, "num_descriptors": count, "time_ns": times})
-    found = fit(regression.transfer_form(overlap, rows), rows).values
+    found = fit(partial(regression.transfer_form, overlap), rows).values
     assert found == pytest.approx({"batch": 20e3, "per_descriptor": 11e3, "per_byte": 1 / 6}, rel=0.05)
 
 
@@ -163,7 +164,7 @@ def test_what_a_push_takes_besides_its_bytes_is_its_batch():
     size = np.array([2.0**20, 2**24, 2**26, 2**28])
     columns = {"payload_bytes": size, "num_descriptors": np.ones(4), "time_ns": 50e3 + size / 370}
     rows = Rows("transfer", "push", columns)
-    found = fit(regression.transfer_form(0.0, rows), rows).values
+    found = fit(partial(regression.transfer_form, 0.0), rows).values
     assert found == pytest.approx({"batch": 50e3, "per_descriptor": 0, "per_byte": 1 / 370}, rel=0.01)
 
 
@@ -435,6 +436,18 @@ def test_empty_rows_of_a_model_with_experts_are_free(tmp_path, model, is_free):
     cost = profile_of(made, "x", "y")["cost"]
     assert cost.get("graph_empty_rows_free", False) is is_free
     assert made.fits["decode"].error < 0.01
+
+
+@pytest.mark.parametrize("graph", [832, 1664])
+def test_one_slow_graph_of_many_is_found(graph):
+    """Libraries choose kernels for each size. No other size tells of it, so each measured graph has its own time."""
+    graphs, contexts = (axis.ravel() for axis in np.meshgrid(np.arange(64.0, 2049, 64), [0, 2048]))
+    times_ns = 1e6 + 20e3 * graphs * np.where(graphs == graph, 1.1, 1) + contexts
+    columns = {"new_tokens": graphs - 16, "graph": graphs, "context_tokens": contexts, "prompts": np.ones(64)}
+    rows = Rows("prefill", "", columns | {"time_ns": np.maximum.accumulate(times_ns.reshape(2, -1), axis=1).ravel()})
+    fitted = fit(regression.prefill_table, rows)
+    assert fitted.form.knots == tuple(np.unique(graphs))
+    assert fitted.times_ns(rows.columns) == pytest.approx(rows.columns["time_ns"], rel=0.01)
 
 
 def test_forwards_in_graphs_take_what_their_padding_does_and_their_attention_goes_in_waves(tmp_path):

@@ -1,7 +1,7 @@
 """Makes a profile from measured rows: fits a form to each kind of rows, and writes the results as a file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -212,17 +212,17 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
     ratios.
     """
     if rows.kind == "transfer":
-        return fit(regression.transfer_form(_overlap(rows.name), rows), rows)
+        return fit(partial(regression.transfer_form, _overlap(rows.name)), rows)
     if rows.kind not in _PHASES:
-        return fit(regression.staging_form(), rows)
+        return fit(regression.staging_form, rows)
     if rows.kind == "prefill" and clock is not None:
         rows = clock.stretching(rows)
     affine, table = _forms(rows, known)
-    lines = fit(replace(affine(rows), by_ratio=by_ratio), rows)
+    lines = fit(affine, rows, by_ratio=by_ratio)
     if lines.error <= table_above and not rows.columns.get("graph", np.zeros(1)).any():
         return lines
     try:
-        return min(lines, fit(replace(table(rows), by_ratio=by_ratio), rows), key=lambda fitted: fitted.typical_error)
+        return min(lines, fit(table, rows, by_ratio=by_ratio), key=lambda fitted: fitted.typical_error)
     except ValueError:  # too few shapes for a table
         return lines
 

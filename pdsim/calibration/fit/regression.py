@@ -118,7 +118,7 @@ def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form
         terms["per_context_token"] = _column("context_tokens")
         terms["per_continued_pair"] = lambda columns: _continued(columns) * _pairs(columns)
         least["least_per_continued_prompt"] = lambda columns: _continued(columns) * columns["prompts"]
-    shape = ("new_tokens", "context_tokens", "prompts")
+    shape = ("new_tokens", "context_tokens", "prompts", "graph")
     return Form("affine", terms, shape, least, wave_tokens=wave_tokens, tile_tokens=tile_tokens)
 
 
@@ -129,9 +129,15 @@ def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token."""
+    """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token.
+
+    Each measured CUDA graph is a knot: all forwards that are padded to its size take its time, and the time from one
+    graph to the next may jump (experiments/four-h100).
+    """
     computed = partial(_computed, tile_tokens=tile_tokens)
-    lines, knots = prefill_form(rows, wave_tokens, tile_tokens), _knots(computed(rows.columns))
+    sizes, in_graphs = computed(rows.columns), rows.columns["graph"] > 0
+    knots = tuple(sorted({*sizes[in_graphs].tolist(), *_knots(sizes[~in_graphs])}))
+    lines = prefill_form(rows, wave_tokens, tile_tokens)
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_token"}}
     terms = {"first": _one, **_steps(computed, knots), **beyond}
     return replace(lines, name="table", terms=terms, knots=knots)
@@ -180,7 +186,7 @@ def transfer_form(overlap: float, rows: Rows) -> Form:
     return Form("transfer", terms, ("payload_bytes", "num_descriptors"), overlap=overlap)
 
 
-def staging_form() -> Form:
+def staging_form(_: Rows) -> Form:
     return Form("affine", {"base": _one, "per_byte": _column("payload_bytes")}, ("payload_bytes",))
 
 
@@ -254,7 +260,8 @@ def _empty_rows(rows: Rows) -> dict[str, Term]:
 
 def _steps(size: Term, knots: Sequence[float]) -> dict[str, Term]:
     def climbed(columns: Columns, low: float, high: float) -> Floats:
-        return np.clip((size(columns) - low) / (high - low), 0, 1)
+        most = np.inf if high == knots[-1] else 1
+        return np.clip((size(columns) - low) / (high - low), 0, most)
 
     return {f"to {high:g}": partial(climbed, low=low, high=high) for low, high in pairwise(knots)}
 
@@ -327,8 +334,16 @@ class FittedForm:
         return float(np.median(self.held_out))
 
 
-def fit(form: Form, rows: Rows) -> FittedForm:
-    """Fits a form to rows. Raises ValueError if too few shapes are left when some are held out."""
+def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) -> FittedForm:
+    """Fits the form that form_of makes for rows. Raises ValueError if too few shapes are left when some are held out.
+
+    by_ratio: as in Form.
+    """
+
+    def chosen(rows: Rows) -> Form:
+        return replace(form_of(rows), by_ratio=by_ratio)
+
+    form = chosen(rows)
     shapes, num_shapes = _shapes(form, rows.columns)
     if num_shapes - ceil(num_shapes / NUM_FOLDS) < len(form.parameters):
         raise ValueError(
@@ -341,7 +356,7 @@ def fit(form: Form, rows: Rows) -> FittedForm:
         rows,
         dict(zip(form.parameters, values.tolist(), strict=True)),
         num_shapes,
-        _held_out(form, rows, shapes),
+        _held_out(chosen, rows, shapes),
     )
 
 
@@ -405,20 +420,24 @@ def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
 
 
 def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
-    """For each row the number of its shape, in the order of sizes, and the number of shapes."""
-    sizes = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape]
+    """For each row the number of its shape, in the order of sizes, and the number of shapes. Different CUDA graphs are
+    different shapes, however close their sizes are.
+    """
+    rounded = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape if name != "graph"]
+    sizes = [*rounded, *[columns[name] for name in form.shape if name == "graph"]]
     distinct, shapes = np.unique(np.column_stack(sizes), axis=0, return_inverse=True)
     return shapes.ravel(), len(distinct)
 
 
-def _held_out(form: Form, rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Relative error of each row, by a fit without the row's shape."""
+def _held_out(form_of: Callable[[Rows], Form], rows: Rows, shapes: NDArray[Any]) -> Floats:
+    """Relative error of each row, by a fit without the row's shape. A table then has no knot at that shape either."""
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold
         if out.any():
-            others = _robust(form, rows.where(~out).columns)
-            errors[out] = _errors(form, others, rows.where(out).columns)
+            others = rows.where(~out)
+            form = form_of(others)
+            errors[out] = _errors(form, _robust(form, others.columns), rows.where(out).columns)
     return errors
 
 
