@@ -18,6 +18,7 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from tests.support import examples
 
 NUM_SLOTS, INTERVAL, MOST_REQUESTS = 6, 8, 2
+ALL_SLOTS = NUM_SLOTS + 2
 LIMITS = StateLimits(num_slots=NUM_SLOTS, slots_per_request=3, chunk_tokens=4, interval_tokens=INTERVAL)
 
 
@@ -33,7 +34,7 @@ class Slots(RuleBasedStateMachine):
         pool = PagePool(60)
         self.cache = HybridKvCache(pool, 2, RadixCache(pool, 2, LeastRecentlyUsed()), LIMITS)
         self.requests: dict[int, Request] = {}
-        self.slots = StateSlots(self, NUM_SLOTS + 2)
+        self.slots = StateSlots(self, ALL_SLOTS)
         self.memory: dict[int, tuple[int, ...]] = {0: ()}
         self.num_requests = 0
 
@@ -101,6 +102,47 @@ class Slots(RuleBasedStateMachine):
         else:
             self.cache.close(request.lease, TokenIds(request.ids), request.done)
 
+    def evict(self):
+        self.cache.states.make_free(NUM_SLOTS)
+
+    def teardown(self):
+        """When all requests have ended and the cache is empty, every slot can be given again."""
+        for request in self.requests.values():
+            self.cache.drop(request.lease)
+        self.cache.flush()
+        leases = [self.cache.open(TokenIds([0]), 0) for _ in range(ALL_SLOTS)]
+        self.requests = {i: Request(lease=lease) for i, lease in enumerate(leases)}
+        assert sorted(map(self.slots.own, self.requests)) == list(range(1, 1 + ALL_SLOTS))
+
 
 Slots.TestCase.settings = examples(40)
 TestSlots = Slots.TestCase
+
+
+def test_a_request_has_two_slots_however_long_its_output_is():
+    machine = Slots()
+    machine.slots = StateSlots(machine, 2)
+    machine.admit([0, 0])
+    for _ in range(4 * INTERVAL):
+        machine.step(0, 0)
+
+
+def test_the_slot_of_a_state_that_the_cache_has_is_free():
+    machine = Slots()
+    for _ in range(MOST_REQUESTS):
+        machine.admit([0, 0])
+    for i in range(MOST_REQUESTS * INTERVAL):
+        machine.step(i, 0)
+    for _ in range(MOST_REQUESTS):
+        machine.end(0, is_dropped=False)
+    machine.teardown()
+
+
+def test_the_slot_of_a_state_that_was_given_up_and_is_kept_again_is_free():
+    machine = Slots()
+    for ids in ([0] * 9, [0] * 17):
+        machine.admit(ids)
+        machine.end(0, is_dropped=True)
+    machine.evict()  # the node of 8 tokens stays, because it has a child
+    machine.admit([0] * 9)
+    machine.teardown()
