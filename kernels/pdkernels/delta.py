@@ -156,7 +156,8 @@ class Chunks(NamedTuple):
     firsts: Tensor
     """[sequences + 1]: first chunk of each sequence."""
     ranges: Tensor
-    """[chunks, 3]: first token of each chunk, its end, and slot for the state after the chunk (0: none)."""
+    """[chunks, 3]: first token of each chunk, its end, and slot for the state after the chunk (0: none). A chunk may be
+    empty."""
     writes: Tensor
     """[writes, 3]: sequence, number of its tokens and slot, for each state that is left."""
 
@@ -177,10 +178,10 @@ class Chunks(NamedTuple):
             for tokens, slot in left:
                 writes.append((sequence, tokens, slot))
                 stop = begin + tokens
-                while start < stop:
-                    end = min(start + CHUNK_TOKENS, stop)
-                    ranges.append((start, end, slot if end == stop else 0))
-                    start = end
+                for at in range(start, stop, CHUNK_TOKENS) or (stop,):  # an empty chunk leaves the state once more
+                    end = min(at + CHUNK_TOKENS, stop)
+                    ranges.append((at, end, slot if end == stop else 0))
+                start = stop
             begins.append(begin + length)
             firsts.append(len(ranges))
         rows = (begins, sources, firsts, ranges, writes)
@@ -258,6 +259,8 @@ def prepare_kernel(
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
+    if begin == end:
+        return
     place, key, value = tl.arange(0, CHUNK), tl.arange(0, KEY), tl.arange(0, VALUE)
     live = begin + place < end
     token = (begin + place).to(tl.int64)
@@ -305,7 +308,7 @@ def scan_kernel(
         token, live = (begin + place).to(tl.int64), begin + place < end
         row, at = token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE), token * HEADS + head
         k = tl.load(mixed + row + of_keys, mask=live[:, None], other=0.0)
-        last = tl.load(totals + (end - 1).to(tl.int64) * HEADS + head)
+        last = tl.load(totals + (end - 1).to(tl.int64) * HEADS + head, mask=begin < end, other=0.0)
         total = tl.load(totals + at, mask=live, other=0.0)
         made = from_values + at[:, None] * VALUE + value[None, :]
         new = tl.load(made, mask=live[:, None], other=0.0).to(tl.float32)
@@ -330,9 +333,11 @@ def outputs_kernel(
     what its tokens have added.
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
+    begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
+    if begin == end:
+        return
     place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
     value = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
     token, live = (begin + place).to(tl.int64), begin + place < end
     row = mixed + token[:, None] * (2 * KEY_HEADS * KEY + HEADS * VALUE) + key[None, :]
     key_head, at = head // (HEADS // KEY_HEADS), token * HEADS + head

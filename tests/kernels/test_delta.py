@@ -57,10 +57,10 @@ def test_a_step(given):
 
 
 def test_chunks_of_several_sequences(given):
-    """One that begins, one that goes on from another's state, and a short one that goes on from its own."""
+    """They begin, go on from another's state, go on from their own with few tokens, and leave the last state twice."""
     pool, weights, layer = given
-    lengths = [70, 66, 2]
-    uses = [StateUse(0, 1, 2, 40), StateUse(3, 4, 5, 64), StateUse(6, 6)]
+    lengths = [70, 66, 2, 64]
+    uses = [StateUse(0, 1, 2, 40), StateUse(3, 4, 5, 64), StateUse(6, 6), StateUse(0, 7, 8, 64)]
     _, (theirs, ours) = inputs(sum(lengths))
     conv, ssm = (part.to(DEVICE, copy=True) for part in pool.layer(0))
     pairs = list(zip(lengths, uses, strict=True))

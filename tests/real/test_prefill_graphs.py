@@ -7,12 +7,12 @@ pytest.importorskip("triton", reason="the graphs' attention is written in Triton
 
 from dataclasses import replace
 
-from pdreal.control.tasks import PrefillBatch
+from pdreal.control.tasks import PrefillBatch, StateUse
 from pdreal.memory.paged_kv import bits_of
 from pdreal.rank.graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.settings.model import from_catalog
 
-from tests.real.models import DEEPSEEK, GPU_OR_CPU, LLAMA, MISTRAL, chunk, load, runner, tokens
+from tests.real.models import CPU, DEEPSEEK, GPU_OR_CPU, HYBRID, LLAMA, MISTRAL, chunk, load, runner, state_pool, tokens
 
 QWEN_MOE = replace(from_catalog("tiny-qwen3-moe"), vocab_size=300, max_context_tokens=512)
 CHUNKS = [(0, 21), (37, 8), (64, 1), (0, 70), (12, 3)]
@@ -53,6 +53,29 @@ def test_padded_forwards_over_pages_make_the_same_tokens_and_kv(config, page_siz
         torch.testing.assert_close(*page_bytes, atol=2e-4, rtol=2e-4)
     else:
         assert (page_bytes[0] != page_bytes[1]).float().mean() < 0.01  # what lies between two values of e4m3
+
+
+def test_padded_forwards_over_states_make_the_same_tokens_and_states():
+    """Beside a runner without graphs, on a CPU. The first prompt leaves a state to the cache and goes on from there."""
+    delta = replace(HYBRID.llama.delta, num_key_heads=1, num_value_heads=2)
+    config = replace(HYBRID, num_layers=2, llama=replace(HYBRID.llama, delta=delta))
+    models = [load(config, device=device) for device in (GPU_OR_CPU, CPU)]
+    padded, eager = (runner(model, page_size=16, num_pages=12, states=state_pool(model, 3)) for model in models)
+    graphs = PrefillGraphs(models[0], padded.kv, states=padded.states)
+    prompts = [tokens(seed, 70, config.vocab_size) for seed in range(2)]
+    tables = [[1 + 5 * i + page for page in range(5)] for i in range(2)]
+    for cuts, uses in (
+        ([(0, 64), (0, 3)], [StateUse(0, 1, 3, 64), StateUse(0, 2)]),
+        ([(64, 70), (3, 9)], [StateUse(3, 1), StateUse(2, 2)]),
+    ):
+        given = zip(prompts, cuts, tables, uses, strict=True)
+        chunks = tuple(chunk(p, *cut, table)._replace(state=use) for p, cut, table, use in given)
+        with torch.inference_mode():
+            made = models[0].best_tokens(models[0].logits_of(graphs.hidden(PrefillBatch(chunks)))).tolist()
+        assert made == eager.prefill(PrefillBatch(chunks))
+        for ours, theirs in zip(padded.states.planes, eager.states.planes, strict=True):
+            torch.testing.assert_close(ours[1:].cpu(), theirs[1:], rtol=1e-3, atol=1e-4)
+    assert not graphs.hold(PrefillBatch(chunks[:1] * 17))
 
 
 @pytest.mark.skipif(GPU_OR_CPU.type != "cuda", reason="CUDA graphs need a GPU")

@@ -11,7 +11,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from pdreal.control.tasks import PrefillBatch
 from pdreal.memory.paged_kv import PagedKv
 from pdreal.memory.states import StatePool
-from pdreal.model.delta import DeltaDecode, DeltaPrefill, no_states
+from pdreal.model.delta import DeltaDecode, no_states, prefill_recurrence
 from pdreal.model.weights import LatentHeads
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class PagedPrefill:
         """on_kv: called with each layer when the layer's keys and values are written or, on a GPU, when their writing
         is queued in the stream. states: states of linear attention; None: the model has none.
         """
-        self.delta = no_states if states is None else DeltaPrefill(states, batch)
+        self.delta = no_states if states is None else prefill_recurrence(states, batch)
         self._kv = kv
         self._on_kv = on_kv
         chunks = batch.chunks

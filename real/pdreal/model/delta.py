@@ -7,6 +7,7 @@ computes them on GPUs. Chunks are computed as in transformers 5.19 (models/qwen3
 torch_chunk_gated_delta_rule): within a chunk all tokens at once, from chunk to chunk with the state.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -135,25 +136,42 @@ def scan(given: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     return out.transpose(1, 2).flatten(0, 1)[:num_tokens], state
 
 
+Recurrence = Callable[[int, Tensor, Tensor, Tensor, DeltaWeights], Tensor]
+"""Returns outputs of heads, [tokens, value heads, value_dim], and changes states. Arguments: the layer's number among
+layers with states; inputs of the convolution, [tokens, channels]; betas and decays, projections [tokens, value heads];
+weights.
+"""
+
+
+def prefill_recurrence(states: StatePool, batch: PrefillBatch) -> Recurrence:
+    """Returns the recurrence over chunks of sequences. Each chunk continues from a state, and leaves its own."""
+    if states.is_cuda:
+        return KernelPrefill(states, chunks_of(batch, states.planes[0].device))
+    return DeltaPrefill(states, batch)
+
+
+class KernelPrefill:
+    """The recurrence over chunks, as kernels compute it."""
+
+    def __init__(self, states: StatePool, chunks: "Chunks") -> None:
+        self._states = states
+        self._chunks = chunks
+
+    def __call__(self, layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Tensor:
+        from pdkernels.delta import delta_scan  # noqa: PLC0415  Triton is needed on GPUs only
+
+        scanned: Tensor = delta_scan(mixed, beta, decay, weights, *self._states.layer(layer), self._chunks)
+        return scanned
+
+
 class DeltaPrefill:
-    """The recurrence over chunks of several sequences. Each chunk continues from a state of the pool, and leaves its
-    own.
-    """
+    """The recurrence over chunks, as torch computes it."""
 
     def __init__(self, states: StatePool, batch: PrefillBatch) -> None:
         self._states = states
         self._batch = batch
-        self._chunks = _on_gpu(batch, states.planes[0].device) if states.is_cuda else None
 
     def __call__(self, layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Tensor:
-        """Returns outputs of heads, [tokens, value heads, value_dim]. layer: number among the layers with states.
-        mixed: inputs of the convolution, [tokens, channels]. beta, decay: projections, [tokens, value heads].
-        """
-        if self._chunks is not None:
-            from pdkernels.delta import delta_scan  # noqa: PLC0415
-
-            scanned: Tensor = delta_scan(mixed, beta, decay, weights, *self._states.layer(layer), self._chunks)
-            return scanned
         chunks = self._batch.chunks
         lengths = [len(chunk.tokens) for chunk in chunks]
         parts = zip(chunks, mixed.split(lengths), beta.split(lengths), decay.split(lengths), strict=True)
@@ -179,11 +197,15 @@ class DeltaPrefill:
         return torch.cat(outputs).to(mixed.dtype)
 
 
-def _on_gpu(batch: PrefillBatch, device: torch.device) -> "Chunks":
+def chunks_of(batch: PrefillBatch, device: torch.device, *, num_padding: int = 0) -> "Chunks":
+    """Returns the chunks of a batch as kernels read them, and after them num_padding tokens of nobody."""
     from pdkernels.delta import Chunks  # noqa: PLC0415  Triton is needed on GPUs only
 
     uses = [chunk.state for chunk in batch.chunks if chunk.state is not None]
     lengths = [len(chunk.tokens) for chunk in batch.chunks]
+    if num_padding:
+        uses.append(StateUse(0, 0))
+        lengths.append(num_padding)
     left = [_left(use, length) for use, length in zip(uses, lengths, strict=True)]
     return Chunks.of(lengths, left, [use.source for use in uses], device)
 

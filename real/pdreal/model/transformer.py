@@ -7,7 +7,7 @@ In a model with experts, a router chooses experts for each token, and they take 
 With latent attention the cache has one latent for each token in place of keys and values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from pdreal.control.requests import Draw, Logprobs
 from pdreal.model import operations
-from pdreal.model.delta import DeltaWeights, gated_norm
+from pdreal.model.delta import DeltaWeights, Recurrence, gated_norm
 from pdreal.model.exchange import tokens_of
 from pdreal.model.parallel import TensorParallel
 from pdreal.model.sampling import choose
@@ -53,8 +53,8 @@ class Attend(Protocol):
         ...
 
     @property
-    def delta(self) -> Callable[[int, Tensor, Tensor, Tensor, DeltaWeights], Tensor]:
-        """The recurrence of linear attention (delta.DeltaPrefill)."""
+    def delta(self) -> Recurrence:
+        """The recurrence of linear attention."""
         ...
 
 

@@ -16,7 +16,7 @@ from pdreal.control.tasks import DecodeBatch, PrefillBatch
 from pdreal.memory.paged_kv import SCRATCH_PAGE, PagedKv
 from pdreal.memory.states import StatePool
 from pdreal.model.attention import KernelDecode
-from pdreal.model.delta import DeltaDecode, no_states
+from pdreal.model.delta import DeltaDecode, KernelPrefill, Recurrence, chunks_of, no_states
 from pdreal.model.transformer import Attend, Transformer
 from pdreal.model.weights import LatentHeads
 from pdreal.rank.drafting import Drafter, followers_of
@@ -24,6 +24,7 @@ from pdreal.transports.streams import begin_to_host, to_host
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from pdkernels.delta import Chunks
 
 
 class _Graphs:
@@ -211,6 +212,8 @@ SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
 """Size in tokens of each graph. In longer forwards the GPU computes longer than the host needs for launches, so they
 need no graph."""
 _MOST_SEQUENCES = 64
+_MOST_WITH_STATES = 16
+"""Maximum number of sequences with linear-attention states, because a graph has programs for the chunks of all."""
 
 
 class _ForwardInputs(NamedTuple):
@@ -237,15 +240,60 @@ class _ForwardInputs(NamedTuple):
         return cls(tokens, positions, slots, last, num_tiles, tiles.view(-1, 4), pages)
 
 
+class _ChunkInputs:
+    """Inputs of linear attention on the device, whose shapes depend only on a graph's size."""
+
+    def __init__(self, device: torch.device) -> None:
+        from pdkernels.delta import CHUNK_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
+
+        self._chunk_tokens = CHUNK_TOKENS
+        most = _MOST_WITH_STATES + 1  # with padding
+        largest = SIZES[-1]
+        self._lengths = [largest, most + 1, most, most + 1, 3 * self._num_chunks(largest), 3 * 2 * most]
+        self._host = torch.zeros(sum(self._lengths), dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._device = torch.zeros_like(self._host, device=device)
+
+    def _num_chunks(self, size: int) -> int:
+        """Maximum number of chunks: each sequence may have two that are not full, before and after a state that is
+        kept.
+        """
+        return size // self._chunk_tokens + 2 * (_MOST_WITH_STATES + 1)
+
+    def upload(self, batch: PrefillBatch, num_padding: int) -> None:
+        chunks = chunks_of(batch, self._host.device, num_padding=num_padding)
+        self._host.zero_()
+        for place, part in zip(self._host.split(self._lengths), chunks, strict=True):
+            place[: part.numel()] = part.flatten()
+        self._device.copy_(self._host, non_blocking=True)
+
+    def of(self, size: int) -> "Chunks":
+        """Returns the inputs of a graph. What the last upload does not fill are sequences and chunks without tokens."""
+        from pdkernels.delta import Chunks  # noqa: PLC0415
+
+        sequences, begins, sources, firsts, ranges, writes = self._device.split(self._lengths)
+        ranges = ranges.view(-1, 3)[: self._num_chunks(size)]
+        return Chunks(sequences[:size], begins, sources, firsts, ranges, writes.view(-1, 3))
+
+
 class PrefillGraphs(_Graphs):
     """CUDA graphs of short prefill forwards, one for each size in tokens."""
 
     def __init__(
-        self, model: Transformer, kv: PagedKv, *, records_experts: bool = False, drafter: Drafter | None = None
+        self,
+        model: Transformer,
+        kv: PagedKv,
+        *,
+        records_experts: bool = False,
+        drafter: Drafter | None = None,
+        states: StatePool | None = None,
     ) -> None:
-        """drafter: computes its head for each forward's tokens after the graph, kernel by kernel. None: no drafts."""
+        """drafter: computes its head for each forward's tokens after the graph, kernel by kernel. None: no drafts.
+        states: linear-attention states; None: the model has none.
+        """
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 
+        self._states = states
+        self._chunks = None if states is None else _ChunkInputs(model.device)
         self._most_pages = kv.num_pages + _MOST_SEQUENCES
         largest = SIZES[-1]
         most_tiles = 1 + largest // TILE_TOKENS + _MOST_SEQUENCES
@@ -262,7 +310,7 @@ class PrefillGraphs(_Graphs):
         chunks = batch.chunks
         return (
             sum(len(chunk.tokens) for chunk in chunks) <= SIZES[-1]
-            and len(chunks) <= _MOST_SEQUENCES
+            and len(chunks) <= (_MOST_SEQUENCES if self._states is None else _MOST_WITH_STATES)
             and sum(map(self._num_pages, (chunk.num_kv_tokens for chunk in chunks))) <= self._most_pages
         )
 
@@ -319,6 +367,8 @@ class PrefillGraphs(_Graphs):
         tiles[: len(cut)] = cut
         used = self._num_small + page
         self._device[:used].copy_(self._host[:used], non_blocking=True)
+        if self._chunks is not None:
+            self._chunks.upload(batch, size - row)
 
     def _slots(self, table: "NDArray[np.int32]", positions: "NDArray[np.int32]") -> "NDArray[np.int32]":
         slots: NDArray[np.int32] = table[positions // self._kv.page_size] * self._kv.page_size
@@ -327,6 +377,8 @@ class PrefillGraphs(_Graphs):
     def _forward(self, size: int) -> None:
         given = self._on_device
         attend = PagedAttention(self._kv, given.slots[:size], given.tiles, given.num_tiles, given.pages)
+        if self._states is not None and self._chunks is not None:
+            attend.delta = KernelPrefill(self._states, self._chunks.of(size))
         rows = given.last if self._drafter is None else None
         self._compute(size, given.tokens[:size], given.positions[:size], attend, rows)
 
@@ -340,7 +392,7 @@ class PagedAttention:
         """slots: where the KV of each new token goes, [tokens]. tiles, num_tiles, pages: as for pdkernels'
         paged_prefill.
         """
-        self.delta = no_states
+        self.delta: Recurrence = no_states
         self._kv = kv
         self._slots = slots
         self._lists = tiles, num_tiles, pages
@@ -362,10 +414,9 @@ class PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if CUDA graphs can be captured of the model's prefill forwards: it has neither latent KV nor states, and
-    kernels exist for its head_dim.
+    """True if CUDA graphs can be captured of the model's prefill forwards: it has no latent KV, and kernels exist for
+    its head_dim.
     """
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 
-    config = model.config
-    return config.latent is None and not config.num_state_layers and can_page(config.head_dim)
+    return model.config.latent is None and can_page(model.config.head_dim)

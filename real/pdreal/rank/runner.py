@@ -158,7 +158,9 @@ class ModelRunner:
             )
         self._prefill_graphs: PrefillGraphs | None = None
         if model.device.type == "cuda" and prefills and not layer_groups and has_prefill_graphs(model):
-            self._prefill_graphs = PrefillGraphs(model, self.kv, records_experts=records_experts, drafter=drafter)
+            self._prefill_graphs = PrefillGraphs(
+                model, self.kv, records_experts=records_experts, drafter=drafter, states=states
+            )
 
     @property
     def prefill_graph_sizes(self) -> Sequence[int]:
