@@ -37,7 +37,7 @@ def test_whole_experts_have_rows_of_their_own(tmp_path):
     suite = prepare("validation-cpu", tmp_path / "mine", ["model=tiny-qwen3-moe", *sizes], None)
     made = commands(suite, num_gpus=0)
     assert "--tp 2 --only prefill,decode,host --ep 2" in made["data/rows-tp2ep2.csv"]
-    assert "--prefill-tp 2 --prefill-ep 2 --decode-tp 2 --decode-ep 2" in made["profile.yaml"]
+    assert "--prefill-tp 2 --decode-tp 2 --prefill-ep 2 --decode-ep 2" in made["profile.yaml"]
 
 
 def test_hosts_are_measured_and_run_on(tmp_path):
