@@ -68,13 +68,15 @@ class _Objects:
     def _column(self, values: list[Any]) -> Any:
         """The values of a field as JSON. The items of a tuple are of one type."""
         types = set(map(type, values))
-        if types <= PLAIN or types <= _SEQUENCES:
+        if types <= PLAIN:
             return values
+        if types <= _SEQUENCES:
+            return list(map(_sequence_json, values))
         if types <= _KINDS:
             return {"numbers": self.numbers(values)}
         if types == {tuple}:
             types = {type(items[0]) for items in values if items}
-            if types <= PLAIN or types == {tuple}:
+            if types <= PLAIN:
                 return list(map(list, values))  # lists are written in half the time
             if types <= _KINDS:
                 numbers = iter(self.numbers(list(chain.from_iterable(values))))
@@ -99,7 +101,7 @@ def to_block(entries: Sequence[Entry]) -> bytes:
         "num_returned": list(map(len, results)),
         "objects": objects.numbers(list(chain(chain.from_iterable(given), chain.from_iterable(results)))),
     }
-    return encoded({"objects": objects.groups, "calls": columns}, fallback=_sequence_json) + b"\n"
+    return encoded({"objects": objects.groups, "calls": columns}) + b"\n"
 
 
 def entries_in(block: str | bytes) -> Iterator[Entry]:
