@@ -1,7 +1,9 @@
 """Runs the workload of a scenario for real, and writes its results."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -66,24 +68,42 @@ def run_scenario(
         if out is not None:
             note_begin(logs, scenario, options, len(requests))
         real = asyncio.run(run(scenario, requests, options, logs=logs, progress=advance, reference=expected))
-        late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
-        extra: dict[str, Any] = {"interrupted": real.interrupted}
-        extra |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
-        extra |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
-        if real.drafted.num_accepted:
-            extra["confirmed_drafts"] = real.drafted.num_confirmed / real.drafted.num_accepted
+        extra = _facts_of(real, options)
         if reference is not None:
             extra["reference_match"] = _match(real.outputs, expected)
-        if options.hosts is not None:
-            extra["hosts"] = real.hosts
-        finished = finished_run(logs, scenario, extra)
-        if out is not None:
-            try:
-                keep_run(out, scenario, finished, quiet=quiet)
-            except OSError as error:
-                why = error.strerror or error
-                real.failure = f"{out}: {why}; the run's logs are in {logs}, and `pdreal recover {out}` reads them"
+        with _stop_signals_ignored():
+            finished = finished_run(logs, scenario, extra)
+            if out is not None:
+                try:
+                    keep_run(out, scenario, finished, quiet=quiet)
+                except OSError as error:
+                    why = error.strerror or error
+                    real.failure = f"{out}: {why}; the run's logs are in {logs}, and `pdreal recover {out}` reads them"
     return finished, real
+
+
+@contextmanager
+def _stop_signals_ignored() -> Iterator[None]:
+    """Context that stop signals do not leave: the run has ended, and its results are written whole."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _facts_of(real: RealRun, options: Options) -> dict[str, Any]:
+    """Returns fields of the summary that the logbooks do not tell."""
+    late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
+    facts: dict[str, Any] = {"interrupted": real.interrupted}
+    facts |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}
+    facts |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
+    if real.drafted.num_accepted:
+        facts["confirmed_drafts"] = real.drafted.num_confirmed / real.drafted.num_accepted
+    if options.hosts is not None:
+        facts["hosts"] = real.hosts
+    return facts
 
 
 def _match(outputs: Mapping[int, Sequence[int]], expected: Mapping[int, Sequence[int]]) -> float:

@@ -20,6 +20,7 @@ from pdreal.cli import main
 from pdreal.control.logbook import Logbook
 from pdreal.control.logbook import read_records as read_logs
 from pdreal.hosts.fleet import Fleet
+from pdreal.run_folder import keep_run
 from ruamel.yaml import YAML
 
 from pdsim.cli import main as pdsim
@@ -162,6 +163,18 @@ def test_a_run_can_be_stopped_while_it_starts(scenario, tmp_path, monkeypatch, c
     assert "interrupted" in capsys.readouterr().err
     assert read_summary(out)["completed"] == 0
     assert not [child for child in active_children() if child.is_alive()]
+
+
+def test_a_run_that_has_ended_is_kept_whole(scenario, tmp_path, monkeypatch):
+    def keep_and_stop(*args, **options):
+        os.kill(os.getpid(), signal.SIGINT)
+        keep_run(*args, **options)
+
+    monkeypatch.setattr("pdreal.run.keep_run", keep_and_stop)
+    out = tmp_path / "run"
+    assert exit_code("run", scenario, "--out", out, "--json") == 0
+    assert read_summary(out)["completed"] == 20
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_out_that_cannot_be_written_is_told_before_anything_starts(scenario, tmp_path, monkeypatch, capsys):
