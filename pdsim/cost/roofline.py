@@ -247,6 +247,8 @@ class ExpertTimes:
         assert settings.expert_efficiency is not None
         self._spec = spec
         self._dp = layout.dp
+        self._num_holders = layout.num_server_gpus if layout.has_whole_experts else 1
+        """Number of GPUs that hold whole experts. A forward waits for the GPU that reads most experts."""
         self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtypes[-1]))
         self._token_ns /= settings.expert_efficiency
         self._token_ns += spec.experts.num_layers * layout.dp * settings.expert_token_ns
@@ -264,7 +266,7 @@ class ExpertTimes:
 
     def ns(self, num_tokens: float) -> float:
         """Time in ns of the experts in one forward. num_tokens: mean number of tokens of an instance of the server."""
-        num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp) / self._dp
+        num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp, self._num_holders) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
 
 

@@ -1,7 +1,8 @@
 """Properties of a language model that do not depend on hardware: parameters, KV bytes, and work of attention."""
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, sqrt
+from statistics import NormalDist
 from typing import ClassVar, Literal
 
 from pdsim.dataclass import dataclass
@@ -200,10 +201,18 @@ class Experts:
         each = self.num_matrices * (self.input_size or hidden_size) * self.intermediate_size
         return self.num_layers * self.num_experts * each
 
-    def fraction_read(self, num_tokens: float) -> float:
-        """Share of all experts that at least one of num_tokens tokens uses, if routing is uniform."""
+    def fraction_read(self, num_tokens: float, num_gpus: int = 1) -> float:
+        """Share of experts that at least one of num_tokens tokens uses, if routing is uniform. num_gpus: number of GPUs
+        that hold whole experts; the share is that of the GPU with the most used experts.
+
+        Used experts fall on GPUs like balls that are drawn without putting back. The largest of num_gpus numbers lies
+        as far above their mean as Blom's formula says for normal variables.
+        """
         unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
-        return 1 - unused
+        if num_gpus == 1 or unused == 1:
+            return 1 - unused
+        above = NormalDist().inv_cdf((num_gpus - 0.375) / (num_gpus + 0.25))
+        return min(1.0, 1 - unused + above * sqrt((1 - unused) * unused * (num_gpus - 1) / (self.num_experts - 1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,9 +387,11 @@ class ModelSpec:
         """
         return 2 * self._num_kept_params
 
-    def expert_bytes_read(self, num_tokens: float) -> float:
-        """Bytes of experts' weights that a forward of num_tokens tokens reads."""
-        return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens)
+    def expert_bytes_read(self, num_tokens: float, num_gpus: int = 1) -> float:
+        """Bytes of experts' weights that a forward of num_tokens tokens reads. num_gpus: number of GPUs that hold whole
+        experts; each of them counts as if it read as much as the busiest.
+        """
+        return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens, num_gpus)
 
     @property
     def expert_flops_per_token(self) -> float:

@@ -1,5 +1,9 @@
 """Models, GPUs and memory, against published figures."""
 
+from collections import Counter
+from random import Random
+from statistics import fmean
+
 import pytest
 
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, names
@@ -113,6 +117,20 @@ def test_defaults_by_memory():
 )
 def test_batches_of_vllm_by_memory(gpu, batch):
     assert vllm_batch(load_gpu(gpu)) == batch
+
+
+@pytest.mark.parametrize(("model", "num_gpus"), [("deepseek-v3", 8), ("qwen3-30b-a3b", 2)])
+def test_the_busiest_gpu_reads_as_many_experts_as_random_tokens_use(model, num_gpus):
+    experts, draws = load_model(model).experts, Random(1)
+    everyone = range(experts.num_experts)
+    for num_tokens in (1, 4, 16, 64):
+        most = []
+        for _ in range(100):
+            used = {expert for _ in range(num_tokens) for expert in draws.sample(everyone, experts.num_active)}
+            most.append(max(Counter(expert % num_gpus for expert in used).values()) * num_gpus / experts.num_experts)
+        assert experts.fraction_read(num_tokens, num_gpus) == pytest.approx(fmean(most), rel=0.13)
+        assert experts.fraction_read(num_tokens) < experts.fraction_read(num_tokens, num_gpus) <= 1
+    assert experts.fraction_read(0, num_gpus) == 0
 
 
 def test_experts_read_grow_with_the_batch():
