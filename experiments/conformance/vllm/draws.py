@@ -1,7 +1,7 @@
 """The loads of one instance: its settings, and requests that come before given steps, drawn from seeds.
 
 A load's name is a seed, of an aggregated instance, or a kind and a seed: priority-3, adaptive-3, prefill-3, decode-3,
-hybrid-3.
+hybrid-3, stages-3.
 """
 
 import random
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 VOCABULARY = 2048
+STAGE_NS = 1000
+"""What a batch takes in each pipeline stage."""
 CACHED = 0.7
 """Part of the loads that have a prefix cache."""
 
@@ -30,6 +32,8 @@ class Settings:
     """Groups of linear-attention layers, each with a block of every state. 0: the model has none."""
     kv_role: Literal["kv_producer", "kv_consumer"] | None = None
     """Of its NixlConnector."""
+    num_stages: int = 1
+    """Pipeline stages. With several, requests come at times (arrival_ns) and not before steps."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,18 @@ def _hybrid(load: Load, draw: random.Random) -> Load:
     return Load(settings, load.requests)
 
 
+def _staged(load: Load, draw: random.Random) -> Load:
+    """Several pipeline stages; prompts that several micro-batches compute."""
+    return Load(replace(load.settings, num_stages=draw.choice([2, 2, 3, 4])), load.requests)
+
+
+def arrival_ns(i: int, at_step: int) -> int:
+    """When request i comes or goes, with several stages: as a rule not together with a result."""
+    return at_step * STAGE_NS + 1 + i * 37 % (STAGE_NS - 1)
+
+
 KINDS = {
+    "stages": _staged,
     "hybrid": _hybrid,
     "priority": _with_priorities,
     "adaptive": _with_adaptive_threshold,

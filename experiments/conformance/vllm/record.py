@@ -52,13 +52,15 @@ class Bench:
     def __init__(self, load: Load) -> None:
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
         self.load, size = load, load.settings.block_size
         init_none_hash(sha256)
         self.hasher = get_request_block_hasher(size, sha256)
         unit = size if _mamba_cache_mode(load.settings) == "align" or not load.settings.mamba_groups else MAX_MODEL_LEN
-        self.scheduler = Scheduler(_config(load), _kv_cache(load), _Grammars(), unit)
+        make = AsyncScheduler if load.settings.num_stages > 1 else Scheduler
+        self.scheduler = make(_config(load), _kv_cache(load), _Grammars(), unit)
         self._due: dict[int, list[int]] = {}
         """Requests whose KV has been read, by the step before which that is seen."""
         self._reads: set[int] = set()
@@ -210,7 +212,9 @@ def _config(load: Load) -> Any:
         long_prefill_token_threshold_adaptive=settings.long_prefill_token_threshold_adaptive,
         enable_chunked_prefill=True,
         policy=settings.policy,
+        async_scheduling=settings.num_stages > 1,
     )
+    num_batches = settings.num_stages + (settings.num_stages > 1)  # config/vllm.py:588
     transfer = None
     if settings.kv_role is not None:
         transfer = KVTransferConfig(kv_connector="NixlConnector", kv_role=settings.kv_role, engine_id="this")
@@ -229,7 +233,7 @@ def _config(load: Load) -> Any:
     return SimpleNamespace(
         scheduler_config=scheduler,
         cache_config=cache,
-        parallel_config=ParallelConfig(),
+        parallel_config=ParallelConfig(pipeline_parallel_size=settings.num_stages),
         observability_config=ObservabilityConfig(),
         model_config=model,
         ec_manager_config=managers,
@@ -244,14 +248,18 @@ def _config(load: Load) -> Any:
         num_lookahead_tokens=0,
         num_prefill_lookahead_tokens=0,
         num_hash_lookahead_tokens=0,
-        use_v2_model_runner=False,
-        max_in_flight_tokens=scheduler.max_num_batched_tokens,
-        max_concurrent_batches=1,
+        use_v2_model_runner=settings.num_stages > 1,
+        max_in_flight_tokens=num_batches * scheduler.max_num_batched_tokens,
+        max_concurrent_batches=num_batches,
     )
 
 
 def record(name: str) -> list[str]:
-    return [json.dumps(row, separators=(",", ":")) for row in Bench(load_of(name)).run()]
+    from stages import StagedBench
+
+    load = load_of(name)
+    bench = StagedBench(load) if load.settings.num_stages > 1 else Bench(load)
+    return [json.dumps(row, separators=(",", ":")) for row in bench.run()]
 
 
 def prepare(site: str) -> None:

@@ -7,11 +7,13 @@ same requests, preempt the same ones, and leave as many blocks free.
 import gzip
 import json
 import sys
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draws import Load, Settings, load_of
+from draws import STAGE_NS, Load, Settings, arrival_ns, load_of
 
 from pdsim.core import messages as m
 from pdsim.core.decode.decode_limits import DecodeLimits
@@ -20,6 +22,7 @@ from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
+from pdsim.core.pipeline.staged_instances import StagedVllmInstance
 from pdsim.core.prefill.prefill_instance import PrefillLimits
 from pdsim.core.prefill.send_planner import SendPlanner
 from pdsim.core.sequence import TokenIds
@@ -68,15 +71,18 @@ class Replay:
         """Preempted by steps that compute nothing."""
 
     def make(self, settings: Settings) -> Any:
-        by_priority = settings.policy == "priority"
-        return VllmDecodeInstance(
+        by_priority, stages = settings.policy == "priority", {}
+        if settings.num_stages > 1:
+            stages = {"num_stages": settings.num_stages}
+        return (StagedVllmInstance if stages else VllmDecodeInstance)(
             "aggregated-0",
             cache=_cache(settings),
             limits=DecodeLimits(rules=VLLM_0_33, max_running_requests=settings.max_num_seqs),
             budget=_budget(settings),
             admission_policy=FreePages(),
             preemption_policy=LowestPriorityFirst(last_arrived=True) if by_priority else LastAdmittedFirst(),
-            policy=HighestPriorityFirst() if by_priority else None,
+            policy=HighestPriorityFirst() if by_priority else FirstComeFirstServed() if stages else None,
+            **stages,
         )
 
     def run(self, rows: list[Row]) -> Outcome:
@@ -217,6 +223,81 @@ class DecodeReplay(Replay):
         return sorted(message.request_id for message in sent if isinstance(message, m.KvGranted))
 
 
+class StagedReplay(Replay):
+    """An instance with pipeline stages, on the clock of stages.py. vLLM chooses a batch when the batch before the
+    oldest one has ended, pdsim when the oldest one has ended. So batches are compared in their order, without times.
+    """
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(load)
+        self.num_made = [0] * len(load.requests)
+        self.under_way: deque[tuple[int, m.Step, list[int]]] = deque()
+        """End in ns, step, and the requests that get a token, of each step, the oldest first."""
+        self.free_ns = [0] * load.settings.num_stages
+        arrivals = [(arrival_ns(i, one.at_step), i, self.begin) for i, one in enumerate(load.requests)]
+        aborts = [(i, one.abort_at_step) for i, one in enumerate(load.requests) if one.abort_at_step is not None]
+        gone = [(arrival_ns(i, at_step), i, self.cancel) for i, at_step in aborts]
+        self.events = deque(sorted([*arrivals, *gone], key=lambda event: event[:2]))
+
+    def run(self, rows: list[Row]) -> Outcome:
+        outcome, batches = Outcome(), self.batches()
+        for place, row in enumerate(rows):
+            found, expected = next(batches, []), sorted(row["computed"])
+            if found != expected:
+                outcome.difference = f"batch {place}: vLLM {expected}, pdsim {found}"
+                outcome.num_left = sum(_num_decisions(later) for later in rows[place:])
+                break
+            outcome.num_compared += _num_decisions(row)
+        return outcome
+
+    def batches(self) -> Iterator[list[list[int]]]:
+        """What each step computes."""
+        now_ns, most = 0, self.load.settings.num_stages
+        while True:
+            while self.events and self.events[0][0] <= now_ns:
+                _, i, tell = self.events.popleft()
+                tell(i, now_ns)
+            step, _ = self.instance.next_step(now_ns)
+            if not isinstance(step, m.Wait):
+                yield sorted(self.computed(step))
+                self._start(step, now_ns)
+            elif not self.under_way:
+                if not self.events:
+                    return
+                now_ns = self.events[0][0]
+                continue
+            if isinstance(step, m.Wait) or len(self.under_way) == most:
+                end_ns, oldest, tokens = self.under_way.popleft()
+                now_ns = max(now_ns, end_ns)
+                self.instance.on_step_done(oldest, m.StepResult(1, tuple(self._ended(tokens))), now_ns)
+
+    def computed(self, step: m.Step | m.Wait) -> list[list[int]]:
+        decode, prompts = _decoded(step), super().computed(step.prefill if isinstance(step, m.MixedStep) else step)
+        done = [[i, len(self.load.requests[i].prompt) + self.num_made[i] - 1, 1] for i in decode]
+        return done if isinstance(step, m.DecodeStep) else [*prompts, *done]
+
+    def _start(self, step: m.Step, now_ns: int) -> None:
+        prefill = step.prefill if isinstance(step, m.MixedStep) else step
+        chunks = prefill.chunks if isinstance(prefill, m.PrefillStep) else ()
+        tokens = [*(chunk.request_id for chunk in chunks if chunk.is_last), *_decoded(step)]
+        end_ns = now_ns
+        for stage, free_ns in enumerate(self.free_ns):
+            self.free_ns[stage] = end_ns = max(end_ns, free_ns) + STAGE_NS
+        self.under_way.append((end_ns, step, tokens))
+
+    def _ended(self, tokens: list[int]) -> Iterator[tuple[int, TokenIds]]:
+        for i in tokens:
+            self.num_made[i] += 1
+            if self.num_made[i] == len(self.load.requests[i].output):
+                yield i, self.output(i)
+
+
+def _decoded(step: m.Step | m.Wait) -> tuple[int, ...]:
+    """Requests that decode in a step of a micro-batch."""
+    decode = step.decode if isinstance(step, m.MixedStep) else step
+    return decode.joined if isinstance(decode, m.DecodeStep) else ()
+
+
 REPLAYS = {None: Replay, "kv_producer": PrefillReplay, "kv_consumer": DecodeReplay}
 
 
@@ -227,7 +308,8 @@ def _num_decisions(row: Row) -> int:
 def compare(name: str) -> Outcome:
     rows = [json.loads(line) for line in gzip.decompress((LOGS / f"{name}.jsonl.gz").read_bytes()).splitlines()]
     load = load_of(name)
-    return REPLAYS[load.settings.kv_role](load).run(rows)
+    replay = StagedReplay if load.settings.num_stages > 1 else REPLAYS[load.settings.kv_role]
+    return replay(load).run(rows)
 
 
 def names() -> list[str]:

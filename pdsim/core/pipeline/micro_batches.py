@@ -10,16 +10,41 @@ from typing import Generic
 from pdsim.core.decode.running_batch import RequestT, RunningBatch
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.messages import DecodeStep, MicroBatchStep, MixedStep, Step
+from pdsim.policy.views import TokenSequence
+
+
+class LateBatch(RunningBatch[RequestT]):
+    """A micro-batch whose ended requests keep their pages until the next step has been chosen."""
+
+    def __init__(self, cache: KvCache, wave_requests: float | None) -> None:
+        super().__init__(cache, wave_requests)
+        self.closing: list[tuple[RequestT, TokenSequence]] = []
+        """Ended requests that keep their pages, with their outputs."""
+
+    def close(self, request: RequestT, output: TokenSequence) -> None:
+        self.closing.append((request, output))
+
+    def close_ended(self) -> None:
+        closing, self.closing = self.closing, []
+        for request, output in closing:
+            super().close(request, output)
 
 
 class MicroBatches(Generic[RequestT]):
     def __init__(
-        self, first: RunningBatch[RequestT], cache: KvCache, wave_requests: float | None, num_stages: int
+        self,
+        first: RunningBatch[RequestT],
+        cache: KvCache,
+        wave_requests: float | None,
+        num_stages: int,
+        make: type[RunningBatch[RequestT]] = RunningBatch,
     ) -> None:
-        """first: the batch of an instance with one stage, which becomes the first micro-batch."""
-        self.batches = [first]
-        for _ in range(1, num_stages):
-            batch: RunningBatch[RequestT] = RunningBatch(cache, wave_requests)
+        """first: the batch of an instance with one stage, which becomes the first micro-batch if it is one of those
+        that `make` makes.
+        """
+        self.batches = [first] if isinstance(first, make) else []
+        while len(self.batches) < num_stages:
+            batch = make(cache, wave_requests)
             batch.counts_ended, batch.caches_unseen = first.counts_ended, first.caches_unseen
             batch.sorts_at_retraction = first.sorts_at_retraction
             self.batches.append(batch)

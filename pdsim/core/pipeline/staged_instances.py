@@ -17,7 +17,7 @@ from pdsim.core.decode.admission_queue import DecodeRequest
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.instance import Levels, Request
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.pipeline.micro_batches import MicroBatches
+from pdsim.core.pipeline.micro_batches import LateBatch, MicroBatches
 from pdsim.core.transfer.kv_returns import Returning
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
@@ -147,14 +147,15 @@ class StagedVllmInstance(VllmDecodeInstance):
             policy=policy,
         )
         self.max_steps_in_flight = num_stages
-        self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages)
-        self._late: list[m.NewRequest] = []
-        """Requests that arrived while the oldest step was under way. The step after the next one may take them."""
+        self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages, LateBatch)
+        self.batch = self.micro.batches[0]
+        self._late: list[m.Message] = []
+        """Messages that came while the oldest step was under way. The step after the next one is chosen with them."""
         self._has_ended = False
         """True: a step has ended since the last choice."""
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        if isinstance(message, m.NewRequest) and self._has_ended:
+        if self._has_ended:
             self._late.append(message)
             return []
         return super().on_message(message, now_ns)
@@ -167,15 +168,32 @@ class StagedVllmInstance(VllmDecodeInstance):
             if self.micro.must_wait:
                 return m.Wait(), commands
             self.batch = self.micro.batches[self.micro.turn]
+            self._builder.num_beside = self._num_beside
             step, more = super().next_step(now_ns)
-            late, self._late = self._late, []
-            commands += more
-            for message in late:
-                commands += super().on_message(message, now_ns)
+            if isinstance(step, m.Wait):
+                self.micro.skip()
+            else:
+                step = self.micro.begin(step)
+            commands += [*more, *self._catch_up(now_ns)]
             if not isinstance(step, m.Wait):
-                return self.micro.begin(step), commands
-            self.micro.skip()
+                break
         return step, commands
+
+    def _catch_up(self, now_ns: int) -> list[m.Command]:
+        """Frees what ended requests held, and handles late messages, because a step was chosen without them."""
+        for batch in self._late_batches:
+            batch.close_ended()
+        late, self._late = self._late, []
+        return [command for message in late for command in super(StagedVllmInstance, self).on_message(message, now_ns)]
+
+    @property
+    def _late_batches(self) -> list[LateBatch[DecodeRequest]]:
+        return [batch for batch in self.micro.batches if isinstance(batch, LateBatch)]
+
+    @property
+    def _closing(self) -> list[DecodeRequest]:
+        """Ended requests that still hold their pages."""
+        return [request for batch in self._late_batches for request, _ in batch.closing]
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
         """Handles the result of the oldest step under way. Requests that were cancelled during the step get no
@@ -195,15 +213,18 @@ class StagedVllmInstance(VllmDecodeInstance):
         return replace(step, chunks=tuple([chunk for chunk in step.chunks if chunk.request_id in self._builder.begun]))
 
     def holding(self) -> list[DecodeRequest | Returning]:
-        return [*super().holding(), *self.micro.requests_beside(self.batch)]
+        return [*super().holding(), *self.micro.requests_beside(self.batch), *self._closing]
 
     def requests(self) -> list[int]:
-        return [*super().requests(), *(late.request_id for late in self._late)]
+        late = [message.request_id for message in self._late if isinstance(message, m.NewRequest)]
+        ended = {request.request_id for request in self._closing}
+        return [*(i for i in super().requests() if i not in ended), *late]
 
     def levels(self) -> Levels:
         levels = super().levels()
+        num_late = sum([isinstance(message, m.NewRequest) for message in self._late])
         return levels._replace(
-            num_queued=levels.num_queued + len(self._late),
+            num_queued=levels.num_queued + num_late,
             num_running=len(self._builder.begun) + self.micro.num_requests,
         )
 
@@ -215,7 +236,12 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_places(self) -> int:
-        return super()._num_places - (self.micro.num_requests - self.batch.num_requests)
+        return super()._num_places - self._num_beside
+
+    @property
+    def _num_beside(self) -> int:
+        """Number of requests that hold slots beside those of the present micro-batch."""
+        return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 
     @property
     def _lacks_pages(self) -> bool:
@@ -228,6 +254,4 @@ class StagedVllmInstance(VllmDecodeInstance):
         if (batch := self.micro.of(request_id)) is not None:
             batch.remove(request_id)
             return []
-        num_late = len(self._late)
-        self._late = [late for late in self._late if late.request_id != request_id]
-        return [] if len(self._late) < num_late else super()._cancel(cancel, now_ns)
+        return super()._cancel(cancel, now_ns)

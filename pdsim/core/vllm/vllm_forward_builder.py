@@ -49,6 +49,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self.spare_tokens = 0
         self.is_held = False
         """True: the next step computes no prompt."""
+        self.num_beside = 0
+        """Number of requests that other micro-batches decode."""
         self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
@@ -230,7 +232,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """
         if self._prompt_tokens == UNLIMITED:
             return UNLIMITED
-        num_requests = num_running + len(self.begun) + self.num_unbegun
+        num_requests = num_running + self.num_beside + len(self.begun) + self.num_unbegun
         if num_requests <= 1:
             return UNLIMITED
         share = self._chunk_tokens // num_requests if self._has_fair_shares else 0
