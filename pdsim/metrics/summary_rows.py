@@ -304,6 +304,7 @@ OWN_FIELDS = {
     "stalled": "whether the run halted with requests left",
     "device": "GPUs, or what a profile was measured on; of real runs cpu or cuda",
     "confirmed_drafts": "real runs with drafts: share of accepted drafts that the target itself chose",
+    "near_ties": "real runs with drafts: share of other accepted drafts whose scores are within bf16's precision",
     "reference_match": "real runs with drafts: share of output tokens that equal those of a run without drafts",
     "warnings": "sizes and loads that lie outside the measurements; absent if none do",
     "interval": "smallest and largest throughputs and latencies, if no server was measured; written by commands",

@@ -101,6 +101,8 @@ def _facts_of(real: RealRun, options: Options) -> dict[str, Any]:
     facts |= {"p99_client_late_ms": late_ms.percentile(99), "max_client_late_ms": late_ms.percentile(100)}
     if real.drafted.num_accepted:
         facts["confirmed_drafts"] = real.drafted.num_confirmed / real.drafted.num_accepted
+        if num_others := real.drafted.num_accepted - real.drafted.num_confirmed:
+            facts["near_ties"] = real.drafted.num_near / num_others
     if options.hosts is not None:
         facts["hosts"] = real.hosts
     return facts

@@ -67,7 +67,7 @@ def test_a_padded_step_verifies_drafts_as_an_eager_one_does(page_size):
         assert eager.decode(batch) == made
         for at, row in enumerate(rows):
             lengths[row] += accepted[at]
-            last[row] = made[(2 * NUM_VERIFIED - 1) * at + NUM_VERIFIED - 2 + accepted[at]]
+            last[row] = made[(3 * NUM_VERIFIED - 2) * at + NUM_VERIFIED - 2 + accepted[at]]
         assert_same_state(eager, padded, page_size)
 
 

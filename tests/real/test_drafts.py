@@ -9,7 +9,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pdreal.control.requests import Sampling
+from pdreal.control.requests import Drafted, Sampling
 from pdreal.control.tasks import DecodeBatch, DraftRows, PrefillBatch, whole_tables
 from pdreal.model.draft import DraftHead
 from pdreal.rank.drafting import Drafter
@@ -58,6 +58,20 @@ def decode_on(r, speculation, seeds, prompts, tables, references, num_tokens):
         for output, new in zip(outputs, made, strict=True):
             output.extend(new)
     return [output[:num_tokens] for output in outputs]
+
+
+def test_drafts_that_the_target_did_not_choose_are_counted_by_how_near_they_are():
+    speculation = Speculation(3, lambda _: iter([3, 2]))
+    for computed in ([7, 8, 7, 9, 5, 1, 1], [7, 8, 4, 9, 5, 0, 1]):  # drafts, choices, whether they are near
+        speculation.begin([Lacking(0, 1, 9, ())])
+        speculation.new_tokens(computed)
+    assert speculation.drafted(0) == Drafted(num_accepted=3, num_confirmed=1, num_near=1)
+
+
+def test_near_is_one_step_of_bf16():
+    best, near, far = 2.0, 2.0 - 2.0**-6, 2.0 - 1.1 * 2.0**-6
+    found = tiny_model().are_near(torch.tensor([[near, best, far]] * 2), torch.tensor([1, 1]), torch.tensor([0, 2]))
+    assert found.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("config", [LLAMA, DEEPSEEK], ids=["llama", "latents"])

@@ -162,9 +162,9 @@ def check(changes, logs, num_requests=clusters.DEFAULT["workload"]["num_requests
     assert not real.leaks
     assert len(real.outputs) == num_requests
     assert not clusters.wrong_outputs(resolved, real.outputs, options)
-    accepted, confirmed = real.drafted
-    assert accepted == confirmed
-    assert bool(accepted) == (resolved.acceptance is not None)
+    drafted = real.drafted
+    assert drafted.num_accepted == drafted.num_confirmed
+    assert bool(drafted.num_accepted) == (resolved.acceptance is not None)
     records = read_records(logs)
     assert all(request.outcome == "finished" for request in records.requests)
     assert replay(read_journal(logs), state_machines(resolved)) > num_requests

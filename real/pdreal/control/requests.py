@@ -70,6 +70,8 @@ class Drafted(NamedTuple):
     num_accepted: int = 0
     num_confirmed: int = 0
     """Number of accepted drafts that the target itself chose after the tokens before them."""
+    num_near: int = 0
+    """Number of other accepted drafts whose score is at most one step of bf16 below that of the target's choice."""
 
     def plus(self, other: "Drafted") -> "Drafted":
         return Drafted(*(one + another for one, another in zip(self, other, strict=True)))

@@ -33,6 +33,8 @@ from pdreal.model.weights import (
 )
 from pdreal.settings.model import MOST_VERIFIED_TOKENS, ModelConfig
 
+_BF16_STEP = 2.0**-7
+"""Largest distance of neighbouring numbers in bf16, relative to the numbers."""
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents. config.json's epsilon applies to the other norms only."""
 
@@ -136,6 +138,20 @@ class Transformer:
         """
         scores, tokens = logits.max(dim=-1)
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
+
+    def are_near(self, logits: Tensor, chosen: Tensor, others: Tensor) -> Tensor:
+        """Returns whether scores of other tokens are at most one step of bf16 below those of the chosen tokens, [rows].
+        chosen, others: [rows]. logits: of this rank's part of the vocabulary.
+        """
+        first, size = self.tp.part(self.config.vocab_size).start, logits.shape[1]
+
+        def scores(tokens: Tensor) -> Tensor:
+            place = tokens.long() - first
+            found = logits.gather(1, place.clamp(0, size - 1)[:, None])[:, 0]
+            return found.where((place >= 0) & (place < size), 0.0)
+
+        best, other = self.tp.sum_(torch.stack((scores(chosen), scores(others)))).unbind()
+        return best - other <= best.abs() * _BF16_STEP
 
     def _attention(self, index: int, layer: LayerWeights, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         if isinstance(layer.attention, DeltaWeights):

@@ -87,8 +87,8 @@ class Drafter:
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
-        """Computes a decode step that verifies V tokens of each row. Returns each row's V - 1 drafts, followed by the
-        target's V choices, [rows, 2 * V - 1].
+        """Computes a decode step that verifies V tokens of each row. Returns each row's V - 1 drafts, the target's V
+        choices, and for each draft whether it is nearly the target's choice (1 or 0), [rows, 3 * V - 2].
 
         attend_one: makes the attention of one token of each row, from the tokens' positions. attend_all: attention of V
         tokens of each row.
@@ -98,9 +98,12 @@ class Drafter:
         positions = (rows.positions[:, None] + counted).flatten()
         target = self.head.target
         hidden = target.hidden(inputs.flatten(), positions, attend_all)
-        chosen = target.best_tokens(target.logits_of(hidden)).view(inputs.shape)
+        logits = target.logits_of(hidden)
+        chosen, drafts = target.best_tokens(logits).view(inputs.shape), inputs[:, 1:]
+        judges = logits.view(*inputs.shape, -1)[:, :-1].flatten(0, 1)
+        is_near = target.are_near(judges, chosen[:, :-1].flatten(), drafts.flatten()).view(drafts.shape)
         self._extend(rows, inputs, chosen, hidden, positions, attend_all)
-        return torch.cat((inputs[:, 1:], chosen), dim=1)
+        return torch.cat((drafts, chosen, is_near), dim=1)
 
     def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
         """Returns the drafts of each row, [rows, V - 1]."""

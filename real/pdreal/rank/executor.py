@@ -259,9 +259,9 @@ class Executor:
     ) -> Outcome:
         """Returns the result of a step, for the instance, and the step's new tokens.
 
-        tokens: tokens of each row of the step's batch, from the ranks. If the step verifies drafts: each row's drafts,
-        then its choices. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each
-        chunk, or empty if there are no drafts.
+        tokens: tokens of each row of the step's batch, from the ranks. If the step verifies drafts: what Drafter.step
+        returns. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each chunk, or
+        empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):

@@ -274,7 +274,7 @@ class ModelRunner:
         return chosen
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
-        """Returns each row's drafts, then its choices, one row after another."""
+        """Returns what Drafter.step does, one row after another."""
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
         self._drafter.plant(seeds)

@@ -104,16 +104,19 @@ class Speculation:
 
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
         """Returns the step's new tokens of each row: the accepted drafts, and the token that the target chose after
-        them. computed: each row's drafts, then its choices, one row after another, from the ranks.
+        them. computed: each row's drafts, its choices, and whether drafts are nearly choices, from the ranks
+        (Drafter.step).
         """
         made, end = [], 0
         for state, num_tokens in self._rows:
             begin, middle = end, end + self.num_verified - 1
-            end = middle + self.num_verified
+            behind = middle + self.num_verified
+            end = behind + self.num_verified - 1
             accepted = computed[begin : begin + num_tokens - 1]
             *confirming, chosen = computed[middle : middle + num_tokens]
-            num_confirmed = sum(a == b for a, b in zip(accepted, confirming, strict=True))
-            state.drafted = state.drafted.plus(Drafted(len(accepted), num_confirmed))
+            is_other = [a != b for a, b in zip(accepted, confirming, strict=True)]
+            num_near = sum(other and near for other, near in zip(is_other, computed[behind:end], strict=False))
+            state.drafted = state.drafted.plus(Drafted(len(accepted), is_other.count(False), num_near))
             made.append([*accepted, chosen])
         return made
 
