@@ -1,5 +1,7 @@
 """The router of pairs, without faults."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,8 @@ from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
+from pdsim.scenario.building.machines import build_router
+from tests.support import examples, small
 
 
 @pytest.fixture
@@ -67,3 +71,28 @@ def test_a_disaggregation_policy_sees_the_load_without_the_request_itself(length
 def test_a_message_it_does_not_know_is_a_bug(router):
     with pytest.raises(TypeError, match="does not take"):
         router.on_message(KvSent(1), 0)
+
+
+DRAWING = [
+    {"use": "random"},
+    {"use": "power_of_two"},
+    {"use": "cache_aware"},
+    {"use": "cache_aware", "gateway": "0.3.2"},
+    {"use": "llm_d"},
+    {"use": "dynamo_kv"},
+]
+
+
+@pytest.mark.parametrize("policy", DRAWING, ids=str)
+@given(seed=st.integers(0, 2**31 - 1))
+@examples(4)
+def test_one_seed_gives_prefill_and_decode_unrelated_choices(policy, seed):
+    """A quarter of the requests goes to each pair while the router is idle; the bounds are five standard deviations."""
+    scenario = small(router={**policy, "seed": seed}, prefill__instances=2, decode__instances=2)
+    router, pairs = build_router(scenario), Counter[frozenset[str]]()
+    for i in range(400):
+        pairs[frozenset(arrive(router, i))] += 1
+        router.on_message(PrefillDone(i), 8)
+        router.on_message(Finished(i), 9)
+    assert len(pairs) == 4
+    assert all(56 <= count <= 144 for count in pairs.values())

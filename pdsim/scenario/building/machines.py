@@ -45,6 +45,8 @@ from pdsim.system.memory import Role
 
 DP_CONSERVATIVENESS = 0.3
 """Factor by which SGLang multiplies schedule_conservativeness with data-parallel attention."""
+DECODE_SEED = 1 << 32
+"""Added to the seed of decode's routing policy, so that its random choices do not follow those of prefill."""
 
 
 def state_machines(scenario: Scenario) -> dict[str, Any]:
@@ -296,7 +298,10 @@ def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRou
     """The part of the router that serves one role. It picks an instance for each request; if servers pick among their
     data-parallel ranks themselves, it picks a server.
     """
-    ids, policy, memory = roles(scenario)[role], deepcopy(given), REMEMBERED
+    ids, memory = roles(scenario)[role], REMEMBERED
+    policy: Any = deepcopy(given)
+    if role == "decode" and hasattr(policy, "seed"):
+        policy = replace(policy, seed=policy.seed + DECODE_SEED)
     servers: ServerSettings = getattr(scenario, role)
     method = balance_method(scenario, role)
     if getattr(given, "is_kv_aware", False):
