@@ -5,9 +5,10 @@ settings.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdsim.dataclass import dataclass
+from pdsim.metrics.summary_rows import counted
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.loading import Changes
@@ -25,8 +26,23 @@ ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 SPLITS = {"prefill": ("pp", "cp"), "decode": ("pp", "dcp"), "aggregated": ("pp", "cp", "dcp")}
 """Parallel sizes of a server besides tp, by role."""
-_OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes}
+_OF_SERVERS |= {f"{role}.{size}" for role, sizes in SPLITS.items() for size in sizes} | {"encode.instances"}
 """Scenario fields in which clusters differ in every plan. The user can ask to try further fields."""
+
+
+class Encoders(NamedTuple):
+    """Encode instances of a cluster. Each has one GPU."""
+
+    gpu: str
+    number: int
+
+    @property
+    def words(self) -> str:
+        """Part of the cluster's label. Empty: there are no encode instances."""
+        return f", {counted(self.number, 'encoder')} on {self.gpu}" if self.number else ""
+
+
+NO_ENCODERS = Encoders("", 0)
 
 
 @dataclass(frozen=True)
@@ -44,11 +60,15 @@ class CandidateCluster:
     price_per_h: float = field(compare=False)
     changes: Changes = field(compare=False, repr=False)
     """Changes of the scenario that make it a scenario of this cluster."""
+    encoders: Encoders = field(default=NO_ENCODERS, compare=False)
 
     @property
     def kw(self) -> float | None:
         """Maximum power of all GPU boards in kW. None: the catalog lacks the power of a GPU."""
-        return kilowatts(self.servers, self.counts)
+        encoders = self.encoders
+        if not encoders.number:
+            return kilowatts(self.servers, self.counts)
+        return kilowatts((*self.servers, Server(encoders.gpu, Split(1))), (*self.counts, encoders.number))
 
     @property
     def is_aggregated(self) -> bool:
@@ -58,9 +78,15 @@ class CandidateCluster:
     def roles(self) -> tuple[str, ...]:
         return ROLES[len(self.counts)]
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Number of instances of each role, and of encode instances if there are any."""
+        encode = {"encode": self.encoders.number} if self.encoders.number else {}
+        return dict(zip(self.roles, self.counts, strict=True)) | encode
+
     def is_part_of(self, other: "CandidateCluster") -> bool:
         """True if the clusters are equal, or differ only in that the other has more instances."""
-        return self.family == other.family and all(a <= b for a, b in zip(self.counts, other.counts, strict=True))
+        return self.family == other.family and all(count <= other.numbers[role] for role, count in self.numbers.items())
 
 
 @dataclass(frozen=True)
@@ -71,13 +97,13 @@ class Space:
     max_gpus: int
     tried: Mapping[str, Sequence[Any]]
     """Values to try of further scenario fields, by the field's path."""
+    encoder_price: float = 1.0
+    """Price per hour of the GPU of an encode instance."""
 
     def candidates(self, base: Base) -> list[CandidateCluster]:
         """All clusters within the limits, by price. Raises ConfigError if none is possible, or if a size to try is
         impossible.
         """
-        if base.scenario.encode is not None:
-            raise ConfigError(f"{base.where}: encode: plans have no encode instances; sweep encode.instances instead")
         found: list[CandidateCluster] = []
         possible: set[tuple[str, int]] = set()
         reasons: dict[tuple[str, int], str] = {}
@@ -113,6 +139,15 @@ class Space:
     def _counts(self, role: str, server: Server) -> Sequence[int]:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
+    def _encoders(self, base: Base) -> list[Encoders]:
+        """Encode instances to try. If the scenario has any: none, so that servers encode media themselves, and powers
+        of two, unless the user asks to try others.
+        """
+        if (settings := base.scenario.encode) is None:
+            return [NO_ENCODERS]
+        powers = [1 << n for n in range(max(1, self.max_gpus - 1).bit_length())]
+        return [Encoders(settings.gpu, number) for number in self.tried.get("encode.instances", (0, *powers))]
+
     def own(self, base: Base) -> CandidateCluster | None:
         """The cluster that the scenario itself describes. None: one of its GPUs has no price."""
         given = base.scenario if base.own_aggregated is None else base.changed(base.aggregated)
@@ -120,28 +155,43 @@ class Space:
         counts = tuple(one.instances for one in given.roles.values())
         if any(server.gpu not in self.prices for server in servers):
             return None
-        label = label_of(servers, counts, names_gpu=len(self.prices) > 1)
-        price = price_per_h(self.prices, servers, counts)
+        settings = given.encode
+        encoders = NO_ENCODERS if settings is None else Encoders(settings.gpu, settings.instances)
+        label = label_of(servers, counts, names_gpu=len(self.prices) > 1) + encoders.words
+        price = price_per_h(self.prices, servers, counts) + encoders.number * self.encoder_price
         changes = {} if base.own_aggregated is None else base.aggregated
-        return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes)
+        return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes, encoders)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs.
         staging: True: KV goes through staging memory.
         """
-        for counts in product(*map(self._counts, ROLES[len(roles)], roles)):
+        all_counts = product(*map(self._counts, ROLES[len(roles)], roles))
+        for counts, encoders in product(all_counts, self._encoders(base)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
+            num_gpus += encoders.number
             if num_gpus > self.max_gpus:
                 continue
-            price = price_per_h(self.prices, roles, counts)
-            names = [label_of(roles, numbers, names_gpu=len(self.prices) > 1) for numbers in (counts, ())]
+            price = price_per_h(self.prices, roles, counts) + encoders.number * self.encoder_price
+            label, family = (label_of(roles, numbers, names_gpu=len(self.prices) > 1) for numbers in (counts, ()))
+            parts = (
+                cluster(base, roles, counts) | ({"network.staging": {}} if staging else {}) | _encode(base, encoders)
+            )
             for settings in self._settings(base, roles, counts):
-                staged: Changes = {"network.staging": {}} if staging else {}
-                changes = {**cluster(base, roles, counts), **staged, **settings}
+                if encoders.number and any(path.endswith(".dp") and settings[path] > 1 for path in settings):
+                    continue
                 words = described(settings).replace("router=", "") if settings else ""
                 suffix = (", staged" if staging else "") + (f", {words}" if words else "")
-                label, family = (name + suffix for name in names)
-                yield CandidateCluster(label, family, roles, counts, num_gpus, price, changes)
+                yield CandidateCluster(
+                    label + encoders.words + suffix,
+                    family + (", encoders" if encoders.number else "") + suffix,
+                    roles,
+                    counts,
+                    num_gpus,
+                    price,
+                    {**parts, **settings},
+                    encoders,
+                )
 
     def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
         """Changes of settings to try for a cluster: values of --try, and routers if --try does not name the router.
@@ -249,6 +299,13 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
         changes |= {f"{role}.instances": count, f"{role}.gpu": server.gpu, f"{role}.tp": server.split.tp}
         changes |= {f"{role}.{name}": size for name, size in _new_sizes(base, role, server.split).items()}
     return changes
+
+
+def _encode(base: Base, encoders: Encoders) -> Changes:
+    """Changes of the scenario's encode instances. Empty: the scenario has none."""
+    if base.scenario.encode is None:
+        return {}
+    return {"encode.instances": encoders.number} if encoders.number else {"encode": None}
 
 
 def _own_split(base: Base, role: str) -> Split:

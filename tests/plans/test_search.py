@@ -244,3 +244,55 @@ def test_a_search_without_any_that_meets_it_ends():
     runs = every_run(0, SPACE)
     missed = Outcome(meets=False, reason="too slow", num_ended=0)
     assert cheapest(search(list(runs), tries_of(lambda _: missed))) == []
+
+
+ENCODED = """
+name: encoded
+model: qwen3-vl-8b
+page_size: 16
+prefill: {gpu: h100}
+decode: {gpu: h100}
+encode: {gpu: h100, instances: 2, transport: mooncake-rdma}
+cost: roofline
+workload: {use: random_lengths, num_requests: 20, input_tokens: 200, output_tokens: 4, images: 4, image_tokens: 500}
+client: {use: open_loop, arrivals: {use: poisson, rate: 5/s}}
+"""
+
+
+def test_clusters_have_as_many_encode_instances_as_is_said(tmp_path: Path):
+    """Each cluster is a scenario of as many GPUs, and its price counts all of them."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text(ENCODED)
+    base = base_of(path, AskOptions(), (), folder=tmp_path, starter={})
+    space = Space({"h100": 2.0}, 4, {"prefill.tp": [1], "decode.tp": [1], "aggregated.tp": [1, 2]}, encoder_price=0.5)
+    found = space.candidates(base)
+    for one in found:
+        scenario = base.changed(one.changes)
+        number = 0 if scenario.encode is None else scenario.encode.instances
+        assert (one.num_gpus, one.encoders.number) == (scenario.num_gpus, number)
+        assert one.price_per_h == 2 * scenario.num_role_gpus + 0.5 * number
+    assert {one.encoders.number for one in found} == {0, 1, 2}
+    assert space.own(base).encoders.number == 2
+    three = replace(space, tried={"encode.instances": [3]}).candidates(base)
+    assert {one.encoders.number for one in three} == {3}
+    fewer = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1, "encode": 1})
+    more = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1, "encode": 2})
+    alone = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1})
+    assert fewer.is_part_of(more)
+    assert not more.is_part_of(fewer)
+    assert not alone.is_part_of(more)
+
+
+def test_encode_instances_are_planned_where_they_are_cheap(tmp_path: Path):
+    """Images of 15 requests/s keep one prefill server too busy. An encode instance is cheaper than a second one."""
+    path = tmp_path / "scenario.yaml"
+    path.write_text(ENCODED)
+    sizes = {f"{role}.tp": [1] for role in ("prefill", "decode", "aggregated")}
+    tried = {**sizes, "router": ["round_robin"], "decode.instances": [1], "aggregated.instances": [9]}
+    base = base_of(path, AskOptions(), ("client.arrivals.rate=15/s",), folder=tmp_path, starter={})
+    space = Space({"h100": 4.0}, 4, tried, encoder_price=0.5)
+    trials, candidates = trials_of(base, Slo.parse("ttft p90 < 400 ms"), tmp_path), space.candidates(base)
+    outcomes = dict(zip(candidates, trials.outcomes([one.changes for one in candidates]), strict=True))
+    found = cheapest(search(candidates, tries_of(outcomes.__getitem__)))
+    assert [one.label for one in found] == ["1P1D of TP1, 1 encoder on h100, round_robin"]
+    assert found == cheapest(outcomes)

@@ -175,8 +175,9 @@ class Finder:
         with one more instance than the plan.
         """
         most = chosen.price_per_h * _DEARER
-        count = sum(chosen.counts) + 1
-        new = [o for o in self._candidates if chosen.is_part_of(o) and sum(o.counts) == count and o not in tried]
+        count = sum(chosen.numbers.values()) + 1
+        larger = [one for one in self._candidates if chosen.is_part_of(one) and sum(one.numbers.values()) == count]
+        new = [one for one in larger if one not in tried]
         first = [one for one in tried if tried[one].meets and chosen.price_per_h < one.price_per_h <= most]
         asked = sorted([*new, *first], key=lambda one: (one.price_per_h, one.label))
         found: list[Row] = []
@@ -199,7 +200,7 @@ class Finder:
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
         lost = {
             role: {**chosen.changes, f"{role}.instances": count - 1}
-            for role, count in zip(chosen.roles, chosen.counts, strict=True)
+            for role, count in chosen.numbers.items()
             if count > 1
         }
         ends = {name: {**chosen.changes, **end} for name, end in base.ends.items()}

@@ -85,7 +85,7 @@ def plan(
         judge = None if check is None else _check_base(given, Path(check), wanted, changes, folder)
         if options.speedups and base.load is None:
             raise ConfigError(f"--speedup {speedup}: this load has neither arrival times nor a rate to multiply")
-        space = Space(prices or dict.fromkeys((one.gpu for one in base.scenario.pair), 1.0), max_gpus, tried or {})
+        space = _space(base, prices, max_gpus, tried or {})
         with closing(open_engine(engine, jobs)) as opened:
             watch = Watch(report)
             work = Work(_kept_runs(folder, report), opened, watch.over(progress))
@@ -99,6 +99,20 @@ def plan(
             made = _with_busiest(made, trials)
             _write(made, trials.base, folder)
     return made
+
+
+def _space(base: Base, prices: Mapping[str, float] | None, max_gpus: int, tried: Mapping[str, Sequence[Any]]) -> Space:
+    """The clusters to search. prices: as `plan` takes them. Raises ConfigError if they lack the GPU of encode
+    instances.
+    """
+    encode = base.scenario.encode
+    if not prices:
+        return Space(dict.fromkeys((one.gpu for one in base.scenario.pair), 1.0), max_gpus, tried)
+    if encode is None:
+        return Space(prices, max_gpus, tried)
+    if encode.gpu not in prices:
+        raise ConfigError(f"{base.where}: encode.gpu: {encode.gpu} has no price: --gpu {encode.gpu}=1.5")
+    return Space(prices, max_gpus, tried, encoder_price=prices[encode.gpu])
 
 
 def _require_folder(out: Path, given: Path | None) -> None:

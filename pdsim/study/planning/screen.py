@@ -30,6 +30,8 @@ def priced(one: CandidateCluster, currency: str) -> str:
     counts: dict[str, int] = {}
     for server, count in zip(one.servers, one.counts, strict=True):
         counts[server.gpu] = counts.get(server.gpu, 0) + count * server.num_gpus
+    if one.encoders.number:
+        counts[one.encoders.gpu] = counts.get(one.encoders.gpu, 0) + one.encoders.number
     gpus = " + ".join(f"{count} x {gpu.upper()}" for gpu, count in counts.items())
     return f"{gpus}, {money(one.price_per_h, currency)} an hour" if currency else gpus
 
@@ -85,10 +87,12 @@ class Screen:
             f"{counted(count, name)} of {counted(server.num_gpus, server.gpu.upper() + ' GPU')}"
             for count, name, server in zip(one.counts, names, one.servers, strict=True)
         ]
-        verbs = "prefills and decodes" if one.counts == (1,) else "prefill and decode"
-        kind = f" that {verbs}" if one.is_aggregated else ""
+        if one.is_aggregated:
+            parts[0] += f" that {'prefills and decodes' if one.counts == (1,) else 'prefill and decode'}"
+        if one.encoders.number:
+            parts.append(f"{counted(one.encoders.number, 'encode server')} of 1 {one.encoders.gpu.upper()} GPU")
         power = "" if one.kw is None else f", at most {one.kw:.1f} kW"
-        return f"{' and '.join(parts)}{kind}: {one.label}{power}."
+        return f"{' and '.join(parts)}: {one.label}{power}."
 
     @property
     def limits(self) -> TextTable:
@@ -179,10 +183,11 @@ class Screen:
         if plan.chosen is None:
             return []
         found = []
-        for role, count in zip(plan.chosen.candidate.roles, plan.chosen.candidate.counts, strict=True):
+        for role, count in plan.chosen.candidate.numbers.items():
             name = "server" if role == "aggregated" else f"{role} server"
             if count == 1:
-                found.append(f"One {name}: if it is lost, nothing is served.")
+                what = "no image or audio clip is encoded" if role == "encode" else "nothing is served"
+                found.append(f"One {name}: if it is lost, {what}.")
             elif role in plan.lost:
                 lost = plan.lost[role]
                 then = "the SLO is still met" if lost.meets else lost.shortfall
