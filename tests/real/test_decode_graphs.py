@@ -10,6 +10,7 @@ from dataclasses import replace
 from pdreal.control.tasks import DecodeBatch, PrefillBatch, StateUse, whole_tables
 from pdreal.memory.paged_kv import bits_of
 from pdreal.model import fused, operations
+from pdreal.model.weights import RandomWeights
 from pdreal.rank.graphs import DecodeGraphs, batch_sizes
 from pdreal.settings.model import from_catalog
 
@@ -57,7 +58,7 @@ def test_padded_batches_over_pages_make_the_same_tokens(page_size, kv_dtype, con
 
 def test_padded_batches_over_states_make_the_same_tokens():
     """Beside a runner without graphs, on a CPU; a step also leaves a state in a second slot."""
-    models = [load(HYBRID, device=device) for device in (GPU_OR_CPU, CPU)]
+    models = [load(HYBRID, RandomWeights(0, CPU), device=device) for device in (GPU_OR_CPU, CPU)]
     prompts = [tokens(seed, 5 + 7 * seed, HYBRID.vocab_size) for seed in range(3)]
     tables = [[1 + 2 * i, 2 + 2 * i] for i in range(3)]
     runners = [runner(model, page_size=16, num_pages=6, states=state_pool(model, 6)) for model in models]

@@ -215,6 +215,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("moe-h200", 6),
         ("expert-parallel-h200", 6),
         ("expert-parallel-two-h200", 6),
+        ("all-to-all-two-h200", 6),
         ("latent-experts-two-h200", 6),
         ("drafts-two-h200", 4),
         ("hybrid-h100", 3),
