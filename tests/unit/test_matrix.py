@@ -219,6 +219,7 @@ def test_the_folder_of_another_scenario_is_refused(matrix):
         ("latent-experts-two-h200", 6),
         ("drafts-two-h200", 4),
         ("hybrid-h100", 3),
+        ("hybrid-two-h200", 5),
         ("validation-cpu", 5),
     ],
 )
