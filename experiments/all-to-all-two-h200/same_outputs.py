@@ -1,4 +1,4 @@
-"""Two ranks that send tokens to their experts, beside two ranks that sum over all tokens: outputs and times of two layers.
+"""Outputs and times of two layers on two ranks: tokens sent to the ranks of their experts, beside sums of all tokens.
 
 python experiments/all-to-all-two-h200/same_outputs.py [MODEL]
 """
@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -43,7 +44,8 @@ class Nothing:
 def short(name: str) -> ModelConfig:
     config = from_catalog(name)
     assert config.experts is not None
-    return replace(config, num_layers=2, experts=replace(config.experts, num_layers=2 - min(1, config.num_dense_layers)))
+    experts = replace(config.experts, num_layers=2 - min(1, config.num_dense_layers))
+    return replace(config, num_layers=2, experts=experts)
 
 
 def us(work: Callable[[], object]) -> float:
@@ -86,7 +88,8 @@ def rank(index: int, name: str, rendezvous: str) -> None:
     for length in LENGTHS if ON_GPU else LENGTHS[:5]:
         generator = torch.Generator().manual_seed(length)
         tokens = torch.randint(config.vocab_size, (length,), generator=generator).to(device)
-        forwards = [lambda model=model: model.hidden(tokens, torch.arange(length, device=device), Nothing()) for model in both]
+        positions = torch.arange(length, device=device)
+        forwards = [partial(model.hidden, tokens, positions, Nothing()) for model in both]
         expected, found = (forward().float() for forward in forwards)
         outputs = {"all-to-all": found}
         times = [us(forward) for forward in forwards]
