@@ -24,10 +24,14 @@ class LateBatch(RunningBatch[RequestT]):
     def close(self, request: RequestT, output: TokenSequence) -> None:
         self.closing.append((request, output))
 
-    def close_ended(self) -> None:
+    def close_ended(self, request_id: int | None = None) -> None:
+        """Frees the pages of ended requests: of one, or of all (None)."""
         closing, self.closing = self.closing, []
         for request, output in closing:
-            super().close(request, output)
+            if request_id in (None, request.request_id):
+                super().close(request, output)
+            else:
+                self.closing.append((request, output))
 
 
 class MicroBatches(Generic[RequestT]):

@@ -8,6 +8,8 @@ for that turn (0.5.23, managers/scheduler_pp_mixin.py:121). vLLM chooses a micro
 there, so arrivals wait for the turn of the next micro-batch (0.33.0, v1/engine/core.py:763; config/vllm.py:594).
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 from pdsim.core import messages as m
@@ -22,10 +24,21 @@ from pdsim.core.transfer.kv_returns import Returning
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
+from pdsim.policy.views import TokenSequence
 
 
 def _is_in_forward(request: Request) -> bool:
     return request.num_computed_tokens < request.num_scheduled_tokens
+
+
+def _computed(step: m.Step) -> Iterator[tuple[int, bool]]:
+    """Requests that a step of a micro-batch computes, and whether they get a token."""
+    prefill = step.prefill if isinstance(step, m.MixedStep) else step
+    decode = step.decode if isinstance(step, m.MixedStep) else step
+    if isinstance(prefill, m.PrefillStep):
+        yield from [(chunk.request_id, chunk.is_last) for chunk in prefill.chunks]
+    if isinstance(decode, m.DecodeStep):
+        yield from [(request_id, True) for request_id in decode.joined]
 
 
 class StagedAggregatedInstance(AggregatedInstance):
@@ -153,6 +166,11 @@ class StagedVllmInstance(VllmDecodeInstance):
         """Messages that came while the oldest step was under way. The step after the next one is chosen with them."""
         self._has_ended = False
         """True: a step has ended since the last choice."""
+        self._steps: deque[m.Step] = deque()
+        """Steps under way, the oldest first."""
+        self._stale: dict[int, DecodeRequest] = {}
+        """Requests that were preempted while steps computed them. They wait for the tokens of these steps (0.33.0,
+        v1/core/sched/scheduler.py:1084)."""
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         if self._has_ended:
@@ -168,21 +186,26 @@ class StagedVllmInstance(VllmDecodeInstance):
             if self.micro.must_wait:
                 return m.Wait(), commands
             self.batch = self.micro.batches[self.micro.turn]
-            self._builder.num_beside = self._num_beside
+            self._builder.num_beside = self._num_beside + len(self._stale)
             step, more = super().next_step(now_ns)
             if isinstance(step, m.Wait):
                 self.micro.skip()
             else:
                 step = self.micro.begin(step)
+                self._steps.append(step)
             commands += [*more, *self._catch_up(now_ns)]
             if not isinstance(step, m.Wait):
                 break
         return step, commands
 
     def _catch_up(self, now_ns: int) -> list[m.Command]:
-        """Frees what ended requests held, and handles late messages, because a step was chosen without them."""
+        """Frees what ended requests held, queues preempted requests that no step computes any more, and handles late
+        messages, because a step was chosen without them.
+        """
         for batch in self._late_batches:
             batch.close_ended()
+        for request_id in [i for i in self._stale if not self._is_computed(i)]:
+            self._builder.enqueue(self._stale.pop(request_id), first=True)
         late, self._late = self._late, []
         return [command for message in late for command in super(StagedVllmInstance, self).on_message(message, now_ns)]
 
@@ -200,14 +223,36 @@ class StagedVllmInstance(VllmDecodeInstance):
         token.
         """
         self.batch, self._has_ended = self.micro.batches[self.micro.end()], True
+        self._steps.popleft()
         begun = self._builder.begun
         assert isinstance(result, m.StepResult)
+        stale = self._end_stale(step, dict(result.ended))
         ended = tuple([end for end in result.ended if self.batch.has(end[0]) or end[0] in begun])
         if isinstance(step, m.MixedStep):
             step = replace(step, prefill=self._living(step.prefill))
         elif isinstance(step, m.PrefillStep):
             step = self._living(step)
-        return super().on_step_done(step, replace(result, ended=ended), now_ns)
+        return [*stale, *super().on_step_done(step, replace(result, ended=ended), now_ns)]
+
+    def _end_stale(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
+        """Gives preempted requests the tokens of a step that computed them (0.33.0,
+        v1/core/sched/scheduler.py:2338).
+        """
+        commands: list[m.Command] = []
+        for request_id, has_token in _computed(step):
+            if (request := self._stale.get(request_id)) is None:
+                continue
+            if has_token:
+                commands += [] if request.num_output_tokens else [m.FirstToken(request_id)]
+                request.num_output_tokens += 1
+            if request_id in outputs:
+                del self._stale[request_id]
+                commands.append(m.Finished(request_id))
+        return commands
+
+    def _is_computed(self, request_id: int) -> bool:
+        """True if a step under way computes the request."""
+        return any(request_id == computed for step in self._steps for computed, _ in _computed(step))
 
     def _living(self, step: m.PrefillStep) -> m.PrefillStep:
         return replace(step, chunks=tuple([chunk for chunk in step.chunks if chunk.request_id in self._builder.begun]))
@@ -218,7 +263,7 @@ class StagedVllmInstance(VllmDecodeInstance):
     def requests(self) -> list[int]:
         late = [message.request_id for message in self._late if isinstance(message, m.NewRequest)]
         ended = {request.request_id for request in self._closing}
-        return [*(i for i in super().requests() if i not in ended), *late]
+        return [*(i for i in super().requests() if i not in ended), *late, *self._stale]
 
     def levels(self) -> Levels:
         levels = super().levels()
@@ -229,10 +274,32 @@ class StagedVllmInstance(VllmDecodeInstance):
         )
 
     @property
+    def retracted(self) -> list[DecodeRequest]:
+        return [*super().retracted, *self._stale.values()]
+
+    @property
     def running(self) -> list[DecodeRequest]:
-        """Requests that may be preempted: those of the present micro-batch, and prompts that no step computes."""
-        resting = [partial for partial in self._builder.partials if not _is_in_forward(partial)]
-        return sorted([*self.batch.requests(), *resting], key=lambda request: request.entry)
+        """Requests that may be preempted, also those that steps under way compute, and those whose end is not known yet
+        when vLLM chooses.
+        """
+        found = [*self.micro.requests(), *self._builder.begun.values(), *self._closing]
+        return sorted(found, key=lambda request: request.entry)
+
+    def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
+        if any(request.request_id == request_id for request in self._closing):
+            for late in self._late_batches:
+                late.close_ended(request_id)
+        elif not self._is_computed(request_id):
+            batch, self.batch = self.batch, self.micro.of(request_id) or self.batch
+            super()._preempt(request_id, commands)
+            self.batch = batch
+        elif begun := self._builder.begun.get(request_id):
+            self._builder.preempt(begun)
+            self._builder.withdraw(request_id)
+            self._stale[request_id] = begun
+        elif (of := self.micro.of(request_id)) is not None:
+            self._stale[request_id] = of.retract(request_id)
+            commands.append(m.Retracted(request_id))
 
     @property
     def _num_places(self) -> int:
@@ -243,15 +310,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         """Number of requests that hold slots beside those of the present micro-batch."""
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 
-    @property
-    def _lacks_pages(self) -> bool:
-        if any(_is_in_forward(partial) for partial in self._builder.partials):
-            return self.batch.num_opening_pages > self.num_available_pages
-        return super()._lacks_pages
-
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:
         request_id = cancel.request_id
         if (batch := self.micro.of(request_id)) is not None:
             batch.remove(request_id)
             return []
-        return super()._cancel(cancel, now_ns)
+        return [] if self._stale.pop(request_id, None) else super()._cancel(cancel, now_ns)

@@ -50,7 +50,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self.is_held = False
         """True: the next step computes no prompt."""
         self.num_beside = 0
-        """Number of requests that other micro-batches decode."""
+        """Number of requests that wait or run and are not known here, such as those of other micro-batches."""
         self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
