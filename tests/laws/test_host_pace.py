@@ -34,13 +34,15 @@ def test_works_end_when_the_integral_of_the_pace_reaches_them(works, changes):
 
 
 def test_a_result_waits_until_the_one_before_it_is_handed_on():
-    """Launches of 3 ms hide forwards of 1 ms, so that both results are seen at once."""
+    """Launches of 3 ms hide forwards of 1 ms, so that both results are seen at once. A forward ends with its launch."""
     specs = [request(i, 1, 6, arrival_ns=i * MILLISECOND) for i in range(2)]
     lines = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
     scenario = small(
         *specs, prefill__overlap=True, cost={"prefill": lines, "decode": lines, "host": {"launch": "3 ms"}}
     )
-    assert all(request.outcome == "finished" for request in run(scenario).records.requests)
+    records = run(scenario).records
+    assert all(request.outcome == "finished" for request in records.requests)
+    assert {step.duration_ns for step in records.steps if step.kind == "prefill"} == {3 * MILLISECOND}
 
 
 STAGED = {"prefill__tp": 2, "network__staging": {"ring": "1 GB"}}

@@ -76,9 +76,9 @@ def test_workers_of_a_serial_engine_post_in_turns():
     assert 0 < moving_ns < MILLISECOND / 10
 
 
-@pytest.mark.parametrize(("posts", "duration_ms"), [(False, 1), (True, 10 * (1 + 5 / 0.7))])
+@pytest.mark.parametrize(("posts", "duration_ms"), [(False, 10), (True, 10 * (1 + 5 / 0.7))])
 def test_a_forward_beside_a_worker_that_posts_waits_for_its_launch(posts, duration_ms):
-    """The loop has one turn of 0.7 ms behind each of 5 ms; 800 tokens are posted for 130 ms."""
+    """A launch takes 10 ms. The loop has one turn of 0.7 ms behind each of 5 ms; 800 tokens are posted for 130 ms."""
     first = request(0, 800 if posts else 8, 2)
     second = request(1, 1, 2, arrival_ns=830 * MILLISECOND)
     times = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}

@@ -116,3 +116,41 @@ def test_round_forwards_have_the_tiles_of_the_catalog(tmp_path, dtype, model, ti
     made = calibrate(measured(tmp_path, *rows, dtype=dtype, model=model))
     assert made.fits["prefill"].form.tile_tokens == tile_tokens
     assert not any("Kernels are fastest" in note for note in made.notes)
+
+
+def launched_log(launch_ms, seed=0):
+    """300 prompts: a forward that finds an idle GPU ends with its launch or later, and one that is launched in time
+    takes as long as its kernels. Half begin behind a pause.
+    """
+    random, now_ns = Random(seed), 0
+    for _ in range(300):
+        tokens, finds_idle = random.randint(100, 3000), random.random() < 1 / 2
+        time_ns = round(2e6 + 19_450 * tokens)
+        if finds_idle:
+            now_ns += round(1e6 * random.uniform(2, 100))
+            time_ns = max(time_ns, round(1e6 * launch_ms))
+        now_ns += time_ns
+        sizes = {"new_tokens": tokens, "context_tokens": 0, "prompts": 1}
+        yield {"kind": "prefill", **sizes, "time_us": time_ns / 1e3, "end_s": now_ns / 1e9}
+
+
+@pytest.mark.parametrize("launch_ms", [15, 30])
+def test_a_log_shows_the_launch_by_forwards_that_found_an_idle_gpu(tmp_path, launch_ms):
+    start = [{"kind": "host", "what": "start", "time_us": 2500.0}]
+    rows = decode_rows(affine_decode_us)
+    made = calibrate(measured(tmp_path, launched_log(launch_ms), rows, start))
+    cost = profile_of(made, "made", "")["cost"]
+    assert made.fits["prefill"].values["per_token"] == pytest.approx(19_450, rel=0.01)
+    assert milliseconds(cost["host"]["launch"]) == pytest.approx(launch_ms + 2.5, rel=0.01)
+    assert milliseconds(cost["prefill"].get("prefill_least", "0 ms")) < 5
+    assert "prefill_launch" not in cost["prefill"]
+
+
+def test_a_log_of_forwards_that_their_kernels_bound_shows_no_launch(tmp_path):
+    made = calibrate(measured(tmp_path, launched_log(0), decode_rows(affine_decode_us)))
+    assert "host" not in profile_of(made, "made", "")["cost"]
+
+
+def milliseconds(time):
+    value, unit = time.split()
+    return float(value) * {"ms": 1, "us": 1e-3, "ns": 1e-6}[unit]

@@ -6,7 +6,7 @@ from math import exp, expm1
 import numpy as np
 
 from pdsim.calibration.fit.regression import LEAST_GAIN, STRETCH, misfit, prefill_table
-from pdsim.calibration.fit.rows import Floats, Measurements, Rows
+from pdsim.calibration.fit.rows import Floats, Measurements, Rows, is_log
 from pdsim.dataclass import dataclass
 
 _MEMORY_NS = 1e8
@@ -31,7 +31,7 @@ class GpuSlowdown:
         """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a rested GPU.
         If the rows are no log, each forward began on a rested GPU.
         """
-        if _is_log(rows):
+        if is_log(rows):
             return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))
         times_ns = rows.columns["time_ns"]
         stretch = np.ones_like(times_ns)
@@ -46,7 +46,7 @@ def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
     """
     for rows in measurements.of("clock"):
         return _of_clock(rows)
-    return next(map(_of_log, filter(_is_log, measurements.of("prefill"))), None)
+    return next(map(_of_log, filter(is_log, measurements.of("prefill"))), None)
 
 
 def _of_clock(rows: Rows) -> GpuSlowdown:
@@ -81,11 +81,6 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
 
 
 # Logs.
-
-
-def _is_log(rows: Rows) -> bool:
-    """True if every forward has the time of its end."""
-    return bool(rows.columns.get("end_s", np.zeros(1)).all())
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:

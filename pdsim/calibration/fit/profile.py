@@ -10,6 +10,7 @@ import numpy as np
 
 from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.clock import GpuSlowdown, gpu_slowdown
+from pdsim.calibration.fit.launches import launch_ns, with_launches
 from pdsim.calibration.fit.machine import RequestOverhead, without_overhead
 from pdsim.calibration.fit.regression import FittedForm, Form, fit
 from pdsim.calibration.fit.rows import (
@@ -93,6 +94,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         raise ConfigError(
             f"no GPU {gpu!r} in the catalog{did_you_mean(gpu, names('gpus'))}; it has {', '.join(names('gpus'))}"
         )
+    measurements = with_launches(measurements)
     clock = gpu_slowdown(measurements)
     measurements, overhead = without_overhead(measurements)
     models = [load_model(name) for name in measurements.forwards.get("model", ()) if name in names("models")]
@@ -182,11 +184,7 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
     cost = {
         "prefill": {**_prefill(made), **_slowdown(made.clock)},
         "decode": _decode(made.fits["decode"]),
-        "host": {
-            **_times(machine.loop_ns(made.host_ns)),
-            **_times(machine.rest_ns(made.measurements, made.fits["decode"])),
-            **slowdown,
-        },
+        "host": {**_times(_loop_ns(made)), **slowdown},
         **_graphs(made.fits["decode"]),
         "measured": {**_setup(made), **_ranges(made.measurements)},
     }
@@ -270,13 +268,22 @@ def _prefill(made: Calibration) -> dict[str, Any]:
     section: dict[str, Any] = {
         "use": fitted.form.name,
         **entries,
-        **{f"prefill_{name}": _time(value) for name, value in lines.items()},
+        **{f"prefill_{name}": _time(value) for name, value in lines.items() if name != "launch"},
     }
     if fitted.form.tile_tokens > 1:
         section["prefill_tile_tokens"] = fitted.form.tile_tokens
     if not (graphs := made.measurements.forwards[PREFILL_GRAPHS]):
         return section
     return {**section, "prefill_graph_sizes": graph_sizes(graphs[0]), "prefill_wave_tokens": fitted.form.wave_tokens}
+
+
+def _loop_ns(made: Calibration) -> machine.Times:
+    """CPU times of the loops in ns. The loop handles no message from its choice of a forward until the launch ends, so
+    the time to start counts as part of a launch that a log shows.
+    """
+    times_ns = machine.loop_ns(made.host_ns) | machine.rest_ns(made.measurements, made.fits["decode"])
+    shown_ns = launch_ns(made.fits["prefill"])
+    return times_ns if shown_ns is None else {"launch": shown_ns + times_ns.get("start", 0.0)} | times_ns
 
 
 def _slowdown(clock: GpuSlowdown | None) -> dict[str, Any]:

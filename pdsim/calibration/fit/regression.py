@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdsim.calibration.fit.rows import Columns, Floats, Rows
+from pdsim.calibration.fit.rows import FOUND_IDLE, Columns, Floats, Rows
 from pdsim.cost.model import LEAST_TILES
 from pdsim.dataclass import dataclass
 from pdsim.metrics.summary_rows import counted
@@ -110,6 +110,8 @@ def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form
         terms["per_pair"] = lambda columns: (columns["graph"] == 0) * pairs(columns)
         terms["graph_per_pair"] = lambda columns: (columns["graph"] > 0) * pairs(columns)
     least: dict[str, Term] = {"least": _one}
+    if FOUND_IDLE in rows.columns:
+        least["launch"] = lambda columns: columns.get(FOUND_IDLE, _one(columns))
     if np.ptp(rows.columns["prompts"]):
         terms["per_prompt"] = _column("prompts")
         if np.ptp(rows.columns["prompts"][_are_short(rows)]):

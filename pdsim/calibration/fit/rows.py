@@ -103,6 +103,10 @@ PROVENANCE = (
 )
 OUR_KERNELS = "fused"
 """The kernels of `pdkernels.bench` that real mode runs. Rows of other kernels are for comparison."""
+FOUND_IDLE = "found_idle"
+"""Column with 1 for each forward of a log that found its GPU idle, and 0 for each that was launched while the GPU still
+ran the forward before.
+"""
 PREFILL_GRAPHS = "prefill_graphs"
 """Name of the column with the sizes, in tokens, of the CUDA graphs in which an engine runs prefill forwards. The sizes
 ascend, separated by spaces.
@@ -164,6 +168,11 @@ class Rows:
 
     def where(self, chosen: NDArray[Any]) -> "Rows":
         return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
+
+
+def is_log(rows: Rows) -> bool:
+    """True if every forward has the time of its end."""
+    return bool(rows.columns.get("end_s", np.zeros(1)).all())
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,6 @@ class BegunForward:
     start_ns: int
     launched_ns: int
     """Time in ns, on the host's clock, at which the host has launched the forward."""
-    lost_ns: int
-    """Total time in ns that other threads had taken from the host when the launch began."""
     first_ns: int | None
     """Duration in ns on the first pipeline stage. None: there is only one stage."""
 
@@ -407,7 +405,7 @@ class Actor(Driver):
     def _launched(self, step: m.PrefillStep, start_ns: int, first_ns: int | None) -> BegunForward:
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)
-        return BegunForward(step, start_ns, self._host.free_ns, self._host.lost_ns, first_ns)
+        return BegunForward(step, start_ns, self._host.free_ns, first_ns)
 
     def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:
@@ -417,7 +415,7 @@ class Actor(Driver):
         if self._is_dead:
             return
         step, start_ns = begun.step, begun.start_ns
-        if self._host.lost_ns > begun.lost_ns and self._host.now_ns < begun.launched_ns:
+        if self._host.now_ns < begun.launched_ns:
             self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
             return
         duration_ns = self._timeline.now_ns - start_ns
