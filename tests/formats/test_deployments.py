@@ -108,6 +108,7 @@ spec:
     [
         (["--router-mode", "kv"], {"use": "dynamo_kv", "kv_events": True}),
         (["--router-mode", "kv", "--no-router-kv-events", ""], "dynamo_kv"),
+        (["--router-mode", "kv", "--router-disk-cache-hit-weight", "0.1"], {"use": "dynamo_kv", "kv_events": True}),
         (
             ["--router-mode", "kv", "--router-temperature", "0.5"],
             {"use": "dynamo_kv", "router_temperature": 0.5, "kv_events": True},
