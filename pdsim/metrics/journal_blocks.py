@@ -47,13 +47,14 @@ class _Objects:
 
     def numbers(self, values: Sequence[Any]) -> list[int]:
         """Returns the numbers of objects. A new object gets the next number, after the objects in its fields."""
+        ids = list(map(id, values))
         by_kind: dict[Any, list[Any]] = defaultdict(list)
-        for value in dict(zip(map(id, values), values, strict=True)).values():
+        for value in dict(zip(ids, values, strict=True)).values():
             by_kind[type(value)].append(value)
         for kind, found in by_kind.items():
             if new := [value for value in found if id(value) not in self._numbers]:
                 self._add(kind, new)
-        return list(map(self._numbers.__getitem__, map(id, values)))
+        return list(map(self._numbers.__getitem__, ids))
 
     def _add(self, kind: Any, new: Sequence[Any]) -> None:
         columns = {name: self._column(list(map(get, new))) for name, get in _GETTERS[kind].items()}
