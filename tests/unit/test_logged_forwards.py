@@ -144,6 +144,12 @@ def test_a_log_shows_the_launch_by_forwards_that_found_an_idle_gpu(tmp_path, lau
     assert milliseconds(cost["host"]["launch"]) == pytest.approx(launch_ms + 2.5, rel=0.01)
     assert milliseconds(cost["prefill"].get("prefill_least", "0 ms")) < 5
     assert "prefill_launch" not in cost["prefill"]
+    assert not made.notes
+
+
+def test_a_launch_without_the_loops_other_work_is_noted(tmp_path):
+    made = calibrate(measured(tmp_path, launched_log(30), decode_rows(affine_decode_us)))
+    assert [note for note in made.notes if note.startswith("a launch holds the loop for 30.0 ms")]
 
 
 def test_a_log_of_forwards_that_their_kernels_bound_shows_no_launch(tmp_path):

@@ -5,6 +5,7 @@ while the GPU runs the forward before is as short as its kernels: with fp8 on an
 another forward, and 28 ms on an idle GPU (experiments/sglang-stamps-h200).
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,16 @@ def with_launches(measurements: Measurements) -> Measurements:
 def launch_ns(prefill: FittedForm) -> float | None:
     """Time in ns of launching a forward. None: the rows do not show it."""
     return prefill.values["least"] + prefill.values["launch"] if prefill.values.get("launch") else None
+
+
+def missing_work(prefill: FittedForm, measurements: Measurements) -> Iterator[str]:
+    """Yields a note if a log shows launches, but no row of host work says what else the loop does."""
+    found_ns = launch_ns(prefill)
+    if found_ns is not None and not measurements.of("host"):
+        yield (
+            f"a launch holds the loop for {found_ns / 1e6:.1f} ms. Without rows of host work (start, result, send), "
+            "simulated TTFT near the limit is too short."
+        )
 
 
 def _marked(rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pdsim.calibration.fit import machine, regression
 from pdsim.calibration.fit.clock import GpuSlowdown, gpu_slowdown
-from pdsim.calibration.fit.launches import launch_ns, with_launches
+from pdsim.calibration.fit.launches import launch_ns, missing_work, with_launches
 from pdsim.calibration.fit.machine import RequestOverhead, without_overhead
 from pdsim.calibration.fit.regression import FittedForm, Form, fit
 from pdsim.calibration.fit.rows import (
@@ -115,6 +115,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     if not fits.keys() >= {"prefill", "decode"}:
         lacking = " and ".join(kind for kind in _PHASES if kind not in fits)
         raise ConfigError(f"a profile needs rows of {lacking} in enough shapes{''.join(f'; {note}' for note in notes)}")
+    notes += missing_work(fits["prefill"], measurements)
     if gpu is None and fits.keys() & set(STAGING):
         notes.append(f"staging is left out: no GPU of the catalog is in {measurements.devices!r}; name it with --gpu")
     return Calibration(

@@ -186,7 +186,9 @@ class HostSettings(Section):
     start: Duration = 0
     """Time from choosing a forward to its first kernel, on an idle GPU."""
     launch: Duration = 0
-    """Time of launching a forward, during which the loop processes no result."""
+    """Time from choosing a forward to the end of its launch. Until then the loop takes no message, and the forward does
+    not end.
+    """
     result: Duration = 0
     """Time of processing the result of a forward."""
     send: Duration = 0
