@@ -21,8 +21,7 @@ else:
     def dataclass(cls=None, /, *, init=True, repr=True, eq=True, frozen=False, kw_only=False, slots=False):
         def decorated(plain):
             is_derived = hasattr(plain, "__dataclass_fields__")
-            methods = {"__init__": _first_call} if init else {}
-            methods |= {"__repr__": _repr} if repr else {}
+            methods = {"__repr__": _repr} if repr else {}
             methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None} if eq else {}
             if frozen and not slots and not is_derived:
                 methods |= {"__setattr__": _refuse, "__delattr__": _refuse}
@@ -32,16 +31,21 @@ else:
             generated = {"init": False, "repr": False, "eq": False, "frozen": frozen and is_derived}
             made = dataclasses.dataclass(**generated, kw_only=kw_only, slots=slots)(plain)
             made.__dataclass_params__.frozen = frozen  # classes derived from it must be as frozen
+            if init and "__init__" not in vars(plain):
+                made.__init__ = _first_call(made)
             return made
 
         return decorated if cls is None else decorated(cls)
 
 
-def _first_call(self: Any, *args: Any, **kwargs: Any) -> None:
-    """The constructor of a class that was not constructed yet."""
-    cls: Any = next(one for one in type(self).__mro__ if vars(one).get("__init__") is _first_call)
-    cls.__init__ = _constructor(cls)
-    cls.__init__(self, *args, **kwargs)
+def _first_call(cls: Any) -> Any:
+    """A constructor that replaces itself with the one it compiles. Several threads may be the first to call it."""
+
+    def compiling(self: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__ = _constructor(cls)
+        cls.__init__(self, *args, **kwargs)
+
+    return compiling
 
 
 def _constructor(cls: Any) -> Any:

@@ -122,3 +122,13 @@ def test_a_derived_class_is_as_frozen_as_its_base():
     for decorator in (pdsim.dataclass.dataclass, dataclasses.dataclass):
         with pytest.raises(TypeError, match="non-frozen"):
             decorator(type("Derived", (Base,), {}))
+
+
+def test_threads_that_construct_a_class_first_at_once_get_the_constructor_of_that_class():
+    base = made_by(pdsim.dataclass.dataclass, ["plain"], frozen=True)
+    derived = made_by(pdsim.dataclass.dataclass, ["defaulted"], base=(base,), frozen=True)
+    called_by_both = derived.__init__
+    made = [derived.__new__(derived), derived.__new__(derived)]
+    for one in made:
+        called_by_both(one, 1, defaulted=2)
+    assert made == [derived(1, defaulted=2)] * 2
