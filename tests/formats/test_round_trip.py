@@ -225,3 +225,13 @@ def test_the_time_for_which_prefill_holds_kv_is_said_and_read(transport, tmp_pat
     load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
     read = check({**data, "workload": load, "client": CLOSED}, "vllm", tmp_path_factory)
     assert read.prefill.hold_timeout == 90_000_000_000
+
+
+@pytest.mark.parametrize("engine", ["sglang", "dynamo"])
+@pytest.mark.parametrize("beside", [{"dp": 2, "tp": 2}, {"host_cache": "40 GB"}, {"dcp": 2, "tp": 2}])
+def test_stages_beside_ranks_host_memory_and_divided_kv_are_said_and_read(engine, beside, tmp_path_factory):
+    data = {"model": LATENT, "page_size": 64, "aggregated": {"gpu": "h200", "pp": 2, **beside}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert (read.aggregated.pp, read.aggregated.dp) == (2, beside.get("dp", 1))
+    assert (read.aggregated.host_cache is None) == ("host_cache" not in beside)
