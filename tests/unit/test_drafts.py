@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.formats.deployments.importing import changed, import_deployment
+from pdsim.scenario.building.cost_models import draft_times
 from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.loading import parse_scenario
 from pdsim.scenario.schema import Scenario
@@ -12,8 +13,9 @@ from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, small
 
 
-def drafting(model: str = "qwen3-8b", **drafts: object) -> Scenario:
+def drafting(model: str = "qwen3-8b", servers: dict[str, object] | None = None, **drafts: object) -> Scenario:
     named = {f"decode__speculative_{name}": value for name, value in {"accept_length": 1.5, **drafts}.items()}
+    named |= {f"{role}__{name}": value for role in ("prefill", "decode") for name, value in (servers or {}).items()}
     return small(request(0, 9, 9), model=model, **named)
 
 
@@ -78,6 +80,17 @@ def test_a_checkpoints_own_layer_has_experts_and_a_head_of_eagle3_has_its_own_pr
     assert plain is not None
     projections = 2 * (4096**2 + 4096 * 48 * 128 + 32_000 * 4096)
     assert head.own_bytes - plain.own_bytes == pytest.approx(projections)
+
+
+def test_a_draft_without_experts_sends_no_tokens_to_experts():
+    servers = {"gpu": "h200", "tp": 4, "ep": 4}
+    sending, gathering = (
+        draft_times(drafting("moonlight-16b-a3b", {**servers, "moe_a2a_backend": backend}, draft_tokens=4), "decode")
+        for backend in ("deepep", "none")
+    )
+    assert sending is not None
+    assert gathering is not None
+    assert sending.layers.decode_line(8) == gathering.layers.decode_line(8)
 
 
 SCRIPT = """

@@ -54,7 +54,8 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
     alone = replace(layout, draft=None, num_draft_layers=0, num_verified_tokens=1, dcp=1)
 
     def model(spec: ModelSpec) -> CostModel:
-        return timed(settings, scenario.cost.host.slowdown, replace(alone, model=spec))
+        sending = alone.moe_a2a_backend if spec.experts else None
+        return timed(settings, scenario.cost.host.slowdown, replace(alone, model=spec, moe_a2a_backend=sending))
 
     is_block = decoding.speculative_algorithm == "DSPARK"
     num_tokens = decoding.num_verified_tokens
