@@ -25,6 +25,7 @@ ONE_TO_TWO = (
     f'"cost={{profile: profile-tp1to2.yaml, cold_start: {COLD_START}}}"',
     *STAGING,
 )
+WARM_ONE_TO_TWO = ("decode.tp=2", '"cost={profile: profile-tp1to2.yaml}"', *STAGING)
 THIRTY_TWO = ("model=qwen3-32b", '"cost={profile: profile-32b.yaml}"')
 HEADER = """\
 # Made by prepare.py from data/.
@@ -59,6 +60,8 @@ class Arm:
     note: str = ""
     uncached: bool = False
     """Only requests that found nothing in prefill's cache, from a table of their own."""
+    repeats: Sequence[str] = ()
+    """Runs of the same load on the same servers, in place of `run`."""
 
 
 COLD = "without its first request, which met cold transfers"
@@ -100,6 +103,8 @@ ARMS = (
         skip=16,
         note="without the first wave, in which one decode step took 287 ms, as in tp2to2_c16",
     ),
+    Arm("tp1to2_warm", 16, WARM_ONE_TO_TWO, repeats=("tp1to2_warm_a", "tp1to2_warm_b", "tp1to2_warm_c")),
+    Arm("tp1to2_long", 16, WARM_ONE_TO_TWO, repeats=("tp1to2_long",)),
 )
 
 
@@ -110,26 +115,36 @@ def main() -> None:
 
 
 def arm_text(arm: Arm, summary: Mapping[str, Mapping[str, float]]) -> str:
-    chosen = np.arange(len(columns(f"requests_{arm.run}")["k"])) >= arm.skip
-    path = f"data/requests_{arm.run}.csv.gz"
+    first = arm.repeats[0] if arm.repeats else arm.run
+    chosen = np.arange(len(columns(f"requests_{first}")["k"])) >= arm.skip
+    path = f"data/requests_{first}.csv.gz"
     if arm.uncached:
         chosen = columns(f"requests_{arm.run}")["cached_tokens"] == 0
         path = write_table(arm.run, chosen)
     changes = [f"workload.path={path}"]
     changes += ["client=open_loop" if arm.concurrency is None else f"client.concurrency={arm.concurrency}"]
-    values = summary[arm.run] if chosen.all() else metrics_of(arm.run, chosen)
     within = ", ".join(f"{name}: {most}" for name, most in ASKED.items() if name in arm.metrics)
-    run = {"id": arm.run, **{name: round(values[name], 4) for name in arm.metrics}}
-    if arm.note:
-        run["note"] = f'"{arm.note}"'
+    if arm.repeats:
+        values = {run: metrics_of(run, chosen) for run in arm.repeats}
+    else:
+        values = {arm.run: summary[arm.run] if chosen.all() else metrics_of(arm.run, chosen)}
+    runs = ", ".join(run_text(arm, run, found) for run, found in values.items())
     return (
         f"  {arm.run}:\n"
-        f"    set: [{', '.join([*changes, *arm.changes])}]\n"
+        + ("    front_end: engine\n" if arm.changes is AGGREGATED else "")
+        + f"    set: [{', '.join([*changes, *arm.changes])}]\n"
         + ("    fitted: true\n" if arm.fitted else "")
         + (f"    skip: {arm.skip}\n" if arm.skip else "")
         + f"    within: {{{within}}}\n"
-        + f"    runs: [{{{', '.join(f'{key}: {value}' for key, value in run.items())}}}]\n"
+        + f"    runs: [{runs}]\n"
     )
+
+
+def run_text(arm: Arm, name: str, values: Mapping[str, float]) -> str:
+    run = {"id": name, **{metric: round(values[metric], 4) for metric in arm.metrics}}
+    if arm.note:
+        run["note"] = f'"{arm.note}"'
+    return f"{{{', '.join(f'{key}: {value}' for key, value in run.items())}}}"
 
 
 def metrics_of(run: str, chosen: np.ndarray) -> dict[str, float]:
