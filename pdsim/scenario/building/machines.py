@@ -300,7 +300,7 @@ def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRou
     """
     ids, memory = roles(scenario)[role], REMEMBERED
     policy: Any = deepcopy(given)
-    if role == "decode" and hasattr(policy, "seed"):
+    if role == "decode" and isinstance(getattr(policy, "seed", None), int):
         policy = replace(policy, seed=policy.seed + DECODE_SEED)
     servers: ServerSettings = getattr(scenario, role)
     method = balance_method(scenario, role)
