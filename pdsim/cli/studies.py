@@ -212,6 +212,8 @@ _MAX_PRICE = 1e9
 """Largest price of a GPU-hour. Prices of clusters must stay finite."""
 _LOAD = ("workload", "client", "seed")
 """Fields whose values change the load, so that clusters would be judged by different loads."""
+_ROLES = ("prefill", "decode", "aggregated", "encode")
+"""Sections that a plan itself fills in for each cluster."""
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
@@ -230,6 +232,8 @@ def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
             raise ConfigError(f"--try {one}: this field changes the load, and all clusters have one load: use --set")
         if path.endswith(".gpu"):
             raise ConfigError(f"--try {one}: GPUs have prices, and each role tries all of them: --gpu h100=2.5")
+        if path in _ROLES:
+            raise ConfigError(f"--try {one}: name a field of {path}, such as {path}.instances=[1, 2]")
         found[path] = values
     return found
 

@@ -177,7 +177,7 @@ class Space:
             parts = (
                 cluster(base, roles, counts) | ({"network.staging": {}} if staging else {}) | _encode(base, encoders)
             )
-            for settings in self._settings(base, roles, counts):
+            for settings in self._settings(base, roles, counts, encoders):
                 if encoders.number and any(path.endswith(".dp") and settings[path] > 1 for path in settings):
                     continue
                 words = described(settings).replace("router=", "") if settings else ""
@@ -193,13 +193,16 @@ class Space:
                     encoders,
                 )
 
-    def _settings(self, base: Base, servers: Sequence[Server], counts: Sequence[int]) -> Iterator[Changes]:
+    def _settings(
+        self, base: Base, servers: Sequence[Server], counts: Sequence[int], encoders: Encoders
+    ) -> Iterator[Changes]:
         """Changes of settings to try for a cluster: values of --try, and routers if --try does not name the router.
 
         If each role has a single instance, all routers act alike, so only one is tried.
         """
         roles = ROLES[len(counts)]
-        absent = {*chain(*ROLES.values()), "network"} - {*roles, *(("network",) if len(roles) > 1 else ())}
+        present = {*roles, *(("network",) if len(roles) > 1 else ()), *(("encode",) if encoders.number else ())}
+        absent = {*chain(*ROLES.values()), "network", "encode"} - present
         tried = {
             path: list(values)
             for path, values in self.tried.items()

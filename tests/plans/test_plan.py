@@ -351,6 +351,8 @@ WRONG = [
     (["--try", "page_size"], "--try page_size: expected FIELD=[VALUE, ...]"),
     (["--try", "page_sizes=[1]"], "unknown field 'page_sizes' (did you mean 'page_size'?)"),
     (["--try", "prefill.gpu=[h100]"], "--try prefill.gpu=[h100]: GPUs have prices"),
+    (["--try", "encode=[null]"], "--try encode=[null]: name a field of encode, such as encode.instances=[1, 2]"),
+    (["--try", "encode.instances=[1]"], "has no encode instances: add the section encode"),
     (["--try", "decode.tp=[two]"], "--try decode.tp=[two]: expected whole numbers above 0"),
     (["--speedup", "0"], "--speedup 0: expected numbers above 0"),
     (["--max-gpus", "0"], 'Invalid value "0" for --max-gpus'),

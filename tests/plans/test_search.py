@@ -275,6 +275,9 @@ def test_clusters_have_as_many_encode_instances_as_is_said(tmp_path: Path):
     assert space.own(base).encoders.number == 2
     three = replace(space, tried={"encode.instances": [3]}).candidates(base)
     assert {one.encoders.number for one in three} == {3}
+    batches = replace(space, tried={**space.tried, "encode.max_batch_size": [1, 8]}).candidates(base)
+    assert len(batches) == sum(2 if one.encoders.number else 1 for one in found)
+    assert all(base.changed(one.changes) for one in batches)
     fewer = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1, "encode": 1})
     more = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1, "encode": 2})
     alone = next(one for one in found if one.numbers == {"prefill": 1, "decode": 1})

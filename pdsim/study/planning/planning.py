@@ -103,9 +103,12 @@ def plan(
 
 def _space(base: Base, prices: Mapping[str, float] | None, max_gpus: int, tried: Mapping[str, Sequence[Any]]) -> Space:
     """The clusters to search. prices: as `plan` takes them. Raises ConfigError if they lack the GPU of encode
-    instances.
+    instances, or if a field of encode instances is tried that the scenario does not have.
     """
     encode = base.scenario.encode
+    of_encode = next((path for path in tried if path.startswith("encode.")), None)
+    if of_encode is not None and encode is None:
+        raise ConfigError(f"--try {of_encode}: {base.where} has no encode instances: add the section encode")
     if not prices:
         return Space(dict.fromkeys((one.gpu for one in base.scenario.pair), 1.0), max_gpus, tried)
     if encode is None:
