@@ -84,7 +84,7 @@ PATHS = {
         "model": "tiny-windows",
         **RETRACTIONS,
         "workload__input_tokens": LONG,
-        "decode__pool_tokens": 400,
+        "decode__pool_tokens": 380,
     },
     "windows, TP2 to TP1, slices": {"model": "tiny-windows", "prefill__tp": 2},
     "windows, TP2 to TP1, staged": {"model": "tiny-windows", "prefill__tp": 2, "network__staging": STAGING},
