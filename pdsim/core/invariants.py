@@ -15,6 +15,7 @@ from pdsim.core.encode.encode_instance import EncodeInstance
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
 from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
@@ -102,7 +103,9 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     _check_tree(tree, nodes, [lease.node for lease in leases])
     if cache.host is not None:
         _check_host(cache.host, nodes, cache.prefetcher)
-    if cache.offload is not None:
+    if isinstance(cache.offload, KvbmCache):
+        _check_kvbm(cache.offload)
+    elif cache.offload is not None:
         _check_offload(cache.offload)
     if cache.chunks is not None:
         pool, places = cache.chunks.pool, cache.chunks.places
@@ -153,6 +156,14 @@ def _check_offload(offload: OffloadCache) -> None:
     for copy in copies:
         on_path = [page for node in path_to(copy.end) for page in (*node.pages, *offload.states.get(node, ()))]
         _require(set(copy.host_pages) <= set(on_path), "HOST-2", "pages of a copy on its path", copy, on_path)
+
+
+def _check_kvbm(host: KvbmCache) -> None:
+    stored = [page for store in host.stores.values() for page in store.host_pages]
+    _check_pool(host.pool, [*host.places.values(), *stored], [])
+    loaded = {key for keys in host.loads.values() for key in keys}
+    _require(host.idle.keys() == host.places.keys() - loaded, "HOST-3", "blocks to evict", host.idle, host.loads)
+    _require(loaded <= host.places.keys(), "HOST-3", "blocks that are loaded", loaded, host.places)
 
 
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pdsim.launch import graph, sglang, vllm
+from pdsim.launch import graph, host_memory, sglang, vllm
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
@@ -176,7 +176,7 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
             variables = {**_variables(place, servers), **vllm.environment(place, place.host, servers, connector)}
             made.add(f"{role}-{index}", VLLM_WORKER, flags, **variables)
         in_pod = command_words(VLLM_WORKER, _vllm_flags(resolved, role, model, settings, _POD))
-        workers.append(graph.Worker(role, servers, in_pod, {}))
+        workers.append(graph.Worker(role, servers, in_pod, host_memory.kvbm_variables(servers)))
     _finish(made, scenario, "vllm", workers)
     vllm.add_load(made, resolved, source, model)
     return made

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from pdsim.launch import host_memory
 from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
@@ -64,7 +65,6 @@ STATE_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = {"bf16": "auto", "fp8": "fp8", "fp4": "nvfp4"}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 NIXL_PUSH = "NixlPushConnector"
-OFFLOADING, LMCACHE = "OffloadingConnector", "LMCacheConnectorV1"
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
@@ -289,27 +289,11 @@ def transfer_config(transport: str | None, role: str, servers: ServerSettings, *
     if pushes and found:
         found[0]["kv_connector"] = NIXL_PUSH
     if servers.host_cache_bytes is not None:
-        found.append(_host_connector(servers, servers.host_cache_bytes))
+        found.append(host_memory.connector(servers, servers.host_cache_bytes))
     if not found:
         return None
-    several = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": found}}
+    several = host_memory.beside_transfers(servers, role, found)
     return json.dumps(found[0] if len(found) == 1 else several, separators=(",", ":"))
-
-
-def _host_connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
-    """Settings of the connector to host memory. LMCache takes a size in GiB per rank, OffloadingConnector a size in
-    bytes for all ranks of an engine (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403).
-    """
-    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}
-    is_lmcache = servers.host_cache_connector == "lmcache"
-    if is_lmcache:
-        extra = {
-            "lmcache.max_local_cpu_size": host_bytes / 2**30,
-            "lmcache.chunk_size": servers.host_cache_chunk_tokens,
-            **({"lmcache.use_layerwise": True} if servers.host_cache_layerwise else {}),
-        }
-    name = LMCACHE if is_lmcache else OFFLOADING
-    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> dict[str, Any]:
@@ -341,7 +325,7 @@ def environment(place: Place, host: Expanded, servers: ServerSettings, connector
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = FIRST_SIDE_CHANNEL_PORT + SIDE_CHANNELS * place.number
     if connector == "mooncake" and (hold := _hold_seconds(servers)) is not None:
         found["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = hold
-    return found
+    return found | host_memory.kvbm_variables(servers, place)
 
 
 def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str) -> Flags:

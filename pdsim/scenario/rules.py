@@ -57,7 +57,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             return f"{role}.host_cache needs radix_cache: true (0.5.23, arg_groups/hicache_hook.py:45)"
         if servers.host_cache_connector != "offloading":
             return (
-                f"{role}.host_cache_connector: pdsim does not model SGLang's LMCache (--enable-lmcache); leave it out"
+                f"{role}.host_cache_connector: pdsim does not model SGLang's LMCache (--enable-lmcache) and KVBM; "
+                "leave it out"
             )
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.long_prefill_tokens is not None:
@@ -150,9 +151,28 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
                 f"{role}.host_cache_chunk_tokens: {servers.host_cache_chunk_tokens} is no multiple of page_size "
                 f"{scenario.page_size}; pdsim models LMCache's chunks of whole pages only"
             )
+        if (beside := _beside_kvbm(scenario, servers)) and servers.host_cache is not None:
+            return f"{role}.host_cache_connector: kvbm: {beside}"
     if scenario.storage is not None:
         return "storage: pdsim does not model vLLM's tiers behind host memory; leave it out"
     return ""
+
+
+def _beside_kvbm(scenario: "Scenario", servers: "ServerSettings") -> str:
+    """Says what KVBM or pdsim lacks beside KVBM. Empty: nothing, or the servers have another connector."""
+    if servers.host_cache_connector != "kvbm":
+        return ""
+    network, decode = scenario.network, scenario.decode
+    if decode is not None and (network.nixl_push or not network.transport.startswith("nixl")):
+        return (
+            f"network.transport is {network.transport}{' with nixl_push' * network.nixl_push}, but beside KVBM prefill "
+            "sends KV by NixlConnector only (kvbm 1.6.1, pd_connector.py:108); give nixl-rdma"
+        )
+    if decode is not None and decode.returns_kv:
+        return "prefill asks KVBM alone for KV (kvbm 1.6.1, pd_connector.py:165); leave decode.returns_kv out"
+    sizes = {"pp": servers.split.pp, "dp": servers.dp, "dcp": servers.split.dcp}
+    found = next((name for name, size in sizes.items() if size > 1), "")
+    return f"pdsim does not model {found} {sizes[found]} beside KVBM; leave one of the two out" if found else ""
 
 
 def _of_shedding(scenario: "Scenario") -> str:

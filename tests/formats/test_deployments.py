@@ -449,6 +449,25 @@ def test_lmcache_is_a_host_cache_of_each_gpu(tmp_path, before, extra, host):
     assert servers.get("host_cache_layerwise") == ("LAYERWISE" in before or None)
 
 
+@pytest.mark.parametrize(
+    ("before", "host", "aside"),
+    [
+        ("DYN_KVBM_CPU_CACHE_GB=100 DYN_KVBM_METRICS=true ", "50 GB", []),
+        ("DYN_KVBM_CPU_CACHE_GB=8 DYN_KVBM_DISK_CACHE_GB=9 ", "4 GB", ["DYN_KVBM_DISK_CACHE_GB: pdsim does not model"]),
+        ("", None, ["without DYN_KVBM_CPU_CACHE_GB"]),
+    ],
+)
+def test_kvbm_is_a_host_cache_that_the_gpus_of_a_server_share(tmp_path, before, host, aside):
+    config = {"kv_connector": "DynamoConnector", "kv_role": "kv_both"}
+    text = f"{before}vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --kv-transfer-config '{json.dumps(config)}'\n"
+    found = imported(tmp_path, "run.sh", text)
+    servers = found.data["aggregated"]
+    assert (servers.get("host_cache"), servers.get("host_cache_connector")) == (host, host and "kvbm")
+    said = [one for one in found.aside if "KVBM" in one]
+    assert len(said) == len(aside)
+    assert all(words in one for words, one in zip(aside, said, strict=True))
+
+
 def test_a_size_of_lmcache_that_is_no_number_is_refused(tmp_path):
     text = "LMCACHE_MAX_LOCAL_CPU_SIZE=nan vllm serve Qwen/Qwen3-8B --kv-transfer-config "
     with pytest.raises(ConfigError, match="max_local_cpu_size: nan: expected a number"):

@@ -190,6 +190,26 @@ def test_host_memory_of_vllm_is_that_of_each_gpu(engine, connector, role, tp, dp
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+@pytest.mark.parametrize("role", ["prefill", "aggregated"])
+def test_kvbm_has_host_memory_of_all_gpus_of_a_server_and_ports_of_its_own(engine, role, tmp_path_factory):
+    servers = {"gpu": "h100", "tp": 2}
+    data = {"model": MOE, "engine": "vllm", "page_size": 16}
+    data[role] = {**servers, "instances": 2, "host_cache": "80 GiB", "host_cache_connector": "kvbm"}
+    data |= {"decode": servers, "network": {"transport": "nixl-rdma"}} if role == "prefill" else {}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert (read.roles[role].host_cache, read.roles[role].host_cache_connector) == (80 * 2**30, "kvbm")
+    launch = ENGINES[engine](read, [], MOE)
+    commands = [one for one in launch.commands.values() if "DynamoConnector" in one]
+    assert all("DYN_KVBM_CPU_CACHE_GB=171.79869184" in one for one in commands)
+    assert [f"DYN_KVBM_LEADER_ZMQ_ACK_PORT={port}" in one for one, port in zip(commands, (56002, 56004), strict=True)]
+    kinds = ["PdConnector", "DynamoConnector", "NixlConnector"] if role == "prefill" else ["DynamoConnector"]
+    places = [commands[0].index(f'"kv_connector":"{kind}"') for kind in kinds]
+    assert places == sorted(places)
+    assert all("DYN_KVBM_CPU_CACHE_GB" in text for text in launch.manifests.values())
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
 def test_nixl_pushes_if_it_is_told(engine, tmp_path_factory):
     data = {"model": DENSE, "engine": "vllm", "page_size": 16, "prefill": {"gpu": "h100"}, "decode": {"gpu": "h100"}}
     load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}

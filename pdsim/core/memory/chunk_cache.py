@@ -14,10 +14,22 @@ LMCache 0.5.6: vllm_v1_adapter.py, cache_engine.py, local_cpu_backend.py. Law: t
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import takewhile
 
 from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.policy.views import TokenSequence
+
+
+def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator[int]:
+    """Keys of the whole chunks of `size` tokens within the first num_tokens, in order. A key is a hash of the chunk's
+    tokens and of all tokens before.
+    """
+    key = 0
+    for start in range(0, num_tokens - size + 1, size):
+        key = hash((key, sequence.page_key(start, size)))
+        yield key
 
 
 class ChunkCache:
@@ -64,7 +76,7 @@ class ChunkCache:
         A chunk that host memory already has is copied again, and its second copy is freed at once. Layer by layer, only
         missing chunks are copied.
         """
-        chunks = list(enumerate(self._keys(prompt, num_tokens)))[first:]
+        chunks = list(enumerate(prefix_keys(prompt, num_tokens, self.chunk_tokens)))[first:]
         if self.is_layerwise:
             chunks = [(number, key) for number, key in chunks if key not in self.places]
         places = self._make_places(len(chunks))
@@ -96,21 +108,4 @@ class ChunkCache:
 
     def _found(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
         """Keys of consecutive chunks in host memory, from the sequence's beginning."""
-        found: list[int] = []
-        key = 0
-        for start in range(0, num_tokens - self.chunk_tokens + 1, self.chunk_tokens):
-            key = self._key_behind(key, sequence, start)
-            if key not in self.places:
-                break
-            found.append(key)
-        return found
-
-    def _keys(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
-        keys = [0]
-        for start in range(0, num_tokens - self.chunk_tokens + 1, self.chunk_tokens):
-            keys.append(self._key_behind(keys[-1], sequence, start))
-        return keys[1:]
-
-    def _key_behind(self, key: int, sequence: TokenSequence, start: int) -> int:
-        """Key of the chunk that begins at token `start`. key: key of the chunk before; 0 at the beginning."""
-        return hash((key, sequence.page_key(start, self.chunk_tokens)))
+        return list(takewhile(self.places.__contains__, prefix_keys(sequence, num_tokens, self.chunk_tokens)))

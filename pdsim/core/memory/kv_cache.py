@@ -11,6 +11,7 @@ from dataclasses import field
 
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
+from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import Node, RadixCache
@@ -56,14 +57,14 @@ class KvCache:
         *,
         host: HostCache | None = None,
         prefetcher: Prefetcher | None = None,
-        offload: OffloadCache | None = None,
+        offload: OffloadCache | KvbmCache | None = None,
         chunks: ChunkCache | None = None,
         keeps_replaced: bool = False,
         counts_every_insert: bool = False,
         splits_at_prompt: bool = False,
     ) -> None:
         """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
-        offload, chunks: host memory of vLLM's OffloadingConnector and of LMCacheConnectorV1.
+        offload, chunks: host memory of vLLM's OffloadingConnector or Dynamo's KVBM, and of LMCacheConnectorV1.
 
         keeps_replaced: True: if the prefix cache already has a page's tokens, the page is freed when its lease ends.
         False: at once. counts_every_insert, splits_at_prompt: as in EngineRules.
@@ -133,9 +134,10 @@ class KvCache:
         num_here, num_there = self.num_cached_tokens(sequence), 0
         if self.chunks is not None:
             num_there = self.chunks.num_chunks(sequence, len(sequence)) * self.chunks.chunk_tokens
-        for tier in (self.host, self.offload):
-            if tier is not None:
-                num_there = tier.tree.peek(sequence)
+        if self.host is not None:
+            num_there = self.host.tree.peek(sequence)
+        if self.offload is not None:
+            num_there = self.offload.peek(sequence)
         return num_here, max(0, num_there - num_here)
 
     def use(self, sequence: TokenSequence) -> int:

@@ -156,6 +156,10 @@ class OffloadCache:
     def on_loaded(self, request_id: int) -> None:
         self._end(self.loads.pop(request_id))
 
+    def peek(self, sequence: TokenSequence) -> int:
+        """Number of the sequence's first tokens that host memory has."""
+        return self.tree.peek(sequence)
+
     def flush(self) -> None:
         """Drops all blocks that no copy under way reads or writes."""
         self.tree.evict(self.tree.num_evictable_pages, self._leave)

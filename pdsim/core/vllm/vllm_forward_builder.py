@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pdsim.core.instance import Request
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.offload_cache import MUST_WAIT
+from pdsim.core.memory.kvbm_cache import KvbmCache
+from pdsim.core.memory.offload_cache import MUST_WAIT, OffloadCache
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
 from pdsim.dataclass import dataclass
@@ -62,6 +63,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Prompts whose load from host memory has ended, and whose tokens no step has taken yet."""
         self._dropped: dict[int, RequestT] = {}
         """Prompts that were given up during their load. The load still writes into their pages."""
+        self._preempted: set[int] = set()
+        """Ids of preempted prompts that wait to begin again. Requests with outputs may lack here."""
 
     @property
     def is_midway(self) -> bool:
@@ -102,6 +105,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
 
     def withdraw(self, request_id: int) -> RequestT | None:
+        self._preempted.discard(request_id)
         if loading := self._loading.pop(request_id, None):
             self._dropped[request_id] = loading
             return loading
@@ -135,6 +139,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Preempts a begun prompt: frees its pages, and puts it first in the queue."""
         self.give_up(request)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
+        self._preempted.add(request.request_id)
         self.enqueue(request, first=True)
 
     def fill(
@@ -175,11 +180,22 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._cache.offload is not None:
-            num_prompt, lease = min(request.num_computed_tokens, request.num_prompt_tokens), request.lease
-            states = [one for one in self._cache.kept_states(lease) if one[0] <= num_prompt]
-            self._cache.offload.store(request.request_id, request.prompt, num_prompt, lease.table, states)
+            self._store(self._cache.offload, request, chunk.num_context_tokens)
         self._cache.end_chunk(request.lease)
         return request
+
+    def _store(self, offload: OffloadCache | KvbmCache, request: RequestT, start: int) -> None:
+        """Stores what a step has computed of a prompt in host memory. start: token with which the step began. KVBM
+        stores nothing of a step that also computes outputs (slot.rs, apply_scheduler_output).
+        """
+        num_tokens, lease = request.num_computed_tokens, request.lease
+        if isinstance(offload, KvbmCache):
+            if num_tokens <= request.num_prompt_tokens:
+                offload.store(request.prompt, start, num_tokens, lease.table)
+            return
+        num_prompt = min(num_tokens, request.num_prompt_tokens)
+        states = [one for one in self._cache.kept_states(lease) if one[0] <= num_prompt]
+        offload.store(request.request_id, request.prompt, num_prompt, lease.table, states)
 
     def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
         """Caches the request's first num_tokens. Other requests may share prompt tokens, but not outputs."""
@@ -263,8 +279,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
             return super()._take(pick, forward)
         lease = self._cache.open_for_load(request.sequence, request.num_tokens - 1)
-        num_known = min(request.num_tokens, len(request.sequence))  # without a prefix cache, outputs have no ids
-        num_pages = offload.num_loadable_pages(request.request_id, request.sequence, lease.num_shared, num_known)
+        num_pages = self._num_loadable_pages(offload, request, lease.num_shared)
         if num_pages <= 0:
             self._cache.drop(lease)
             return None if num_pages == MUST_WAIT else super()._take(pick, forward)
@@ -285,6 +300,17 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = num_tokens
         self._loading[request.request_id] = request
         return None
+
+    def _num_loadable_pages(self, offload: OffloadCache | KvbmCache, request: RequestT, num_shared: int) -> int:
+        """Number of pages that host memory can load after a request's first num_shared pages, or MUST_WAIT. KVBM loads
+        nothing for a preempted request (leader.rs, get_num_new_matched_tokens).
+        """
+        if isinstance(offload, KvbmCache):
+            if request.request_id in self._preempted or request.num_tokens > request.num_prompt_tokens:
+                return 0
+            return offload.num_loadable_pages(request.prompt, num_shared, request.num_prompt_tokens)
+        num_known = min(request.num_tokens, len(request.sequence))  # without a prefix cache, outputs have no ids
+        return offload.num_loadable_pages(request.request_id, request.sequence, num_shared, num_known)
 
     @property
     def _num_promised_pages(self) -> int:
@@ -321,6 +347,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         forward.chunk_tokens -= num_tokens
         self._cache.grow(request.lease, -(-end // self.page_size) - len(request.lease.table))
         request.num_scheduled_tokens = end
+        self._preempted.discard(request.request_id)
         self.begun[request.request_id] = request
         self._share(request, end, is_chunk=not is_last)
         self._cache.begin_chunk(request.lease, request.prompt, start, end, _prefill_end(request))

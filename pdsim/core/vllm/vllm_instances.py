@@ -28,6 +28,7 @@ from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.memory.kv_cache import KvCache, Lease
+from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.prefill.forward_builder import Forward, RequestT
@@ -42,7 +43,7 @@ from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPol
 from pdsim.policy.views import TokenSequence
 
 
-def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload: OffloadCache) -> bool:
+def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload: OffloadCache | KvbmCache) -> bool:
     """Handles a message that a copy from or to host memory has ended. Returns False for all other messages."""
     if isinstance(message, m.LoadedBack):
         builder.on_loaded(message.request_id)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pdsim.inputs import finite, whole
+from pdsim.launch.host_memory import KVBM_GB
 from pdsim.launch.sglang import LINKS, TIMEOUTS
 from pdsim.scenario.yaml_file import ConfigError
 
@@ -13,6 +14,8 @@ _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 _LMCACHE = "LMCACHE_"
 _LMCACHE_GIB = 5
 """Host memory of each rank in GiB if no setting gives it (LMCache 0.5.6, v1/config.py:96)."""
+_NOT_OF_KV = (KVBM_GB, "DYN_KVBM_LEADER_", "DYN_KVBM_METRICS", "DYN_KVBM_ENABLE_RECORD")
+"""Settings of KVBM that pdsim reads, and beginnings of names of settings that do not change times."""
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +54,34 @@ def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
+def of_host_memory(
+    given: dict[str, Any], per_gpu: float, variables: Mapping[str, str], aside: list[str]
+) -> dict[str, Any]:
+    """Fields of servers with host memory behind vLLM. Empty: they have none.
+
+    given: settings read from options; those of host memory are taken out. per_gpu: one GPU's share of the host memory
+    of an engine's ranks. aside: notes on settings that pdsim does not model are added here.
+    """
+    found: dict[str, Any] = {}
+    if offload_bytes := given.pop("offload_bytes", 0):
+        found = {"host_cache": f"{offload_bytes * per_gpu / 1e9:.12g} GB"}
+    if (lmcache := given.pop("lmcache", None)) is not None:
+        found = _of_lmcache(lmcache, variables, aside)
+    if given.pop("kvbm", False):
+        found = _of_kvbm(per_gpu, variables, aside)
+    return found
+
+
+def _of_kvbm(per_gpu: float, variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
+    others = [one for one in variables if one.startswith("DYN_KVBM_") and not one.startswith(_NOT_OF_KV)]
+    aside += [f"{name}: pdsim does not model this setting of KVBM" for name in sorted(others)]
+    if not (size := _number(variables, KVBM_GB, finite)):
+        aside.append(f"KVBM: without {KVBM_GB} the scenario has no host memory")
+        return {}
+    return {"host_cache": f"{size * per_gpu:.12g} GB", "host_cache_connector": "kvbm"}
+
+
+def _of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
     """Fields of servers with LMCache, read from variables LMCACHE_... and from the extra configuration of LMCache's
     connector, which takes precedence (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494).
 

@@ -27,7 +27,7 @@ from pdsim.formats.deployments.readers import (
 )
 from pdsim.formats.deployments.trtllm_flags import TRTLLM
 from pdsim.inputs import finite, whole
-from pdsim.launch import sglang, vllm
+from pdsim.launch import host_memory, sglang, vllm
 from pdsim.system.catalog import names
 from pdsim.system.memory import A2aBackend
 from pdsim.system.states import StateStrategy
@@ -232,8 +232,10 @@ _KV_ROLES = inverse(vllm.KV_ROLES)
 def _transfer_config(read: Read, value: Value) -> None:
     found = json.loads(text_of(value))
     for config in _configs(found):
-        if config.get("kv_connector") == vllm.LMCACHE and config.get("kv_role") == "kv_both":
+        if config.get("kv_connector") == host_memory.LMCACHE and config.get("kv_role") == "kv_both":
             read.server["lmcache"] = config.get("kv_connector_extra_config") or {}
+        elif config.get("kv_connector") == host_memory.KVBM:
+            read.server["kvbm"] = True
         elif config.get("kv_connector") in _CONNECTORS:
             read.common.setdefault("network.transport", _moved_by(config))
             if config["kv_connector"] == vllm.NIXL_PUSH:
@@ -243,7 +245,11 @@ def _transfer_config(read: Read, value: Value) -> None:
         extra = config.get("kv_connector_extra_config")
         if isinstance(extra, dict) and isinstance(extra.get("kv_lease_duration"), int):
             read.server["hold_timeout"] = f"{extra['kv_lease_duration']} s"
-        if config.get("kv_connector") == vllm.OFFLOADING and isinstance(extra, dict) and extra.get("cpu_bytes_to_use"):
+        if (
+            config.get("kv_connector") == host_memory.OFFLOADING
+            and isinstance(extra, dict)
+            and extra.get("cpu_bytes_to_use")
+        ):
             read.server["offload_bytes"] = whole(extra["cpu_bytes_to_use"])
     read.server["has_connector"] = True
 

@@ -9,7 +9,7 @@ from typing import Any
 from pdsim.dataclass import dataclass
 from pdsim.formats.deployments import encoders, trtllm
 from pdsim.formats.deployments.beside import is_beside, load_beside
-from pdsim.formats.deployments.environment import of_environment, of_hold, of_lmcache
+from pdsim.formats.deployments.environment import of_environment, of_hold, of_host_memory
 from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.loads import load_of
 from pdsim.formats.deployments.names import gpu_named, is_known, model_named
@@ -338,11 +338,7 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
-    host_memory: dict[str, Any] = {}
-    if offload_bytes := given.pop("offload_bytes", 0):
-        host_memory = {"host_cache": f"{offload_bytes * dp / tp / 1e9:.12g} GB"}
-    if (lmcache := given.pop("lmcache", None)) is not None:
-        host_memory = of_lmcache(lmcache, server.process.variables, server.read.aside)
+    host_memory = of_host_memory(given, dp / tp, server.process.variables, server.read.aside)
     if is_vllm and role == "prefill":
         fields |= of_hold(server.process.variables)
     if host_memory and role == "decode":

@@ -19,7 +19,7 @@ def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
     name = None
     for word in words:
         if (word.startswith("--") and len(word) > 2) or word in _SHORT:  # noqa: PLR2004
-            name, equals, value = _SHORT.get(word, word[2:]).partition("=")
+            name, equals, value = _SHORT.get(word, word)[2:].partition("=")
             name = name.replace("_", "-")
             flags[name] = value if equals else True
             name = None if equals else name

@@ -8,6 +8,7 @@ from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
 from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import KvCache
+from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
@@ -75,7 +76,7 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
 
 
 def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
-    """The host cache of a vLLM instance, as an argument of its KV cache: chunks of LMCache, or the pages of
+    """The host cache of a vLLM instance, as an argument of its KV cache: chunks of LMCache, or blocks of KVBM or
     OffloadingConnector. pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
     """
     settings: ServerSettings = getattr(scenario, role)
@@ -85,6 +86,8 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
         pool = PagePool(num_pages * page // chunk_tokens)
         return {"chunks": ChunkCache(pool, page, chunk_tokens, is_layerwise=settings.host_cache_layerwise)}
     pool = PagePool(num_pages)
+    if settings.host_cache_connector == "kvbm":
+        return {"offload": KvbmCache(pool, page)}
     return {"offload": OffloadCache(pool, page, pages_per_state, shares_loads=settings.radix_cache)}
 
 

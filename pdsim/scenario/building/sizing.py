@@ -213,26 +213,26 @@ def with_state_blocks(scenario: Scenario) -> Scenario:
     if scenario.engine != "vllm":
         return scenario
     page = max([layout_of(scenario, role).block_tokens(scenario.page_size) for role in scenario.roles])
-    _check_lmcache(scenario)
+    _check_connectors(scenario)
     return scenario.model_copy(update={"page_size": page})
 
 
-def _check_lmcache(scenario: Scenario) -> None:
-    """Raises ConfigError for a model that vLLM cannot run beside LMCache, or runs without its hybrid KV cache
+def _check_connectors(scenario: Scenario) -> None:
+    """Raises ConfigError for a model that vLLM cannot run beside LMCache or KVBM, or runs without its hybrid KV cache
     manager.
     """
     model = load_model(scenario.model)
     wrong = ""
     if model.state is not None:
-        wrong = "vLLM does not start a model with linear attention beside LMCache (0.33.0, config/vllm.py:2269)"
+        wrong = "vLLM does not start a model with linear attention beside it (0.33.0, config/vllm.py:2269)"
     elif model.attention.window_tokens:
         wrong = (
-            "beside LMCache, vLLM keeps the whole KV of layers with a sliding window (0.33.0, config/vllm.py:2269), "
+            "beside it, vLLM keeps the whole KV of layers with a sliding window (0.33.0, config/vllm.py:2269), "
             "which pdsim does not model"
         )
     for role, servers in scenario.roles.items():
-        if wrong and servers.host_cache is not None and servers.host_cache_connector == "lmcache":
-            raise ConfigError(f"{role}.host_cache_connector: lmcache: {wrong}; say offloading")
+        if wrong and servers.host_cache is not None and servers.host_cache_connector != "offloading":
+            raise ConfigError(f"{role}.host_cache_connector: {servers.host_cache_connector}: {wrong}; say offloading")
 
 
 def _check_divided_kv(scenario: Scenario) -> None:

@@ -17,7 +17,7 @@ from pdsim.scenario.sections.speculation import SpeculativeSettings
 from pdsim.system.memory import A2aBackend
 from pdsim.system.states import StateStrategy
 
-HostCacheConnector = Literal["offloading", "lmcache"]
+HostCacheConnector = Literal["offloading", "lmcache", "kvbm"]
 
 
 def size_or_auto(value: Any) -> int | Literal["auto"]:
@@ -154,8 +154,8 @@ class ServerSettings(Section):
     (--hicache-write-policy). No effect without host_cache. With engine vllm: write_through.
     """
     host_cache_connector: HostCacheConnector = "offloading"
-    """With engine vllm, what keeps KV in the host cache: offloading (OffloadingConnector) or lmcache
-    (LMCacheConnectorV1). No effect without host_cache.
+    """With engine vllm, what keeps KV in the host cache: offloading (OffloadingConnector), lmcache (LMCacheConnectorV1)
+    or kvbm (Dynamo's DynamoConnector). No effect without host_cache.
     """
     host_cache_chunk_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
     """Number of tokens that LMCache saves and loads together (LMCACHE_CHUNK_SIZE). With lmcache only; whole pages."""

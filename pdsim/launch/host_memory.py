@@ -1,0 +1,66 @@
+"""Connectors that keep KV in host memory behind vLLM."""
+
+from typing import Any
+
+from pdsim.launch.commands import Place
+from pdsim.scenario.sections.servers import ServerSettings
+
+OFFLOADING, LMCACHE, KVBM = "OffloadingConnector", "LMCacheConnectorV1", "DynamoConnector"
+KVBM_GB = "DYN_KVBM_CPU_CACHE_GB"
+"""Environment variable with the host memory of all ranks of a server in GB (ai-dynamo/dynamo,
+lib/llm/src/block_manager/distributed/leader.rs of ae2223b: compute_num_blocks).
+"""
+_KVBM_MODULE = {"kv_connector_module_path": "kvbm.vllm_integration.connector"}
+_FIRST_KVBM_PORT = 56001
+
+
+def connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
+    """Settings of the connector to host memory. LMCache takes a size in GiB per rank, OffloadingConnector a size in
+    bytes for all ranks of an engine (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403). KVBM reads its size
+    from the environment.
+
+    host_bytes: bytes of each GPU.
+    """
+    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}
+    if servers.host_cache_connector == "kvbm":
+        return {"kv_connector": KVBM, "kv_role": "kv_both", **_KVBM_MODULE}
+    is_lmcache = servers.host_cache_connector == "lmcache"
+    if is_lmcache:
+        extra = {
+            "lmcache.max_local_cpu_size": host_bytes / 2**30,
+            "lmcache.chunk_size": servers.host_cache_chunk_tokens,
+            **({"lmcache.use_layerwise": True} if servers.host_cache_layerwise else {}),
+        }
+    name = LMCACHE if is_lmcache else OFFLOADING
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[str, Any]]) -> dict[str, Any]:
+    """Settings of the connector that has several connectors. KVBM needs its own, and comes first there (kvbm 1.6.1,
+    vllm_integration/connector/pd_connector.py:91).
+
+    role: the server's kv_role. connectors: the connector to the other role, then that to host memory.
+    """
+    if servers.host_cache_bytes is None or servers.host_cache_connector != "kvbm":
+        return {
+            "kv_connector": "MultiConnector",
+            "kv_role": role,
+            "kv_connector_extra_config": {"connectors": connectors},
+        }
+    extra = {"connectors": connectors[::-1]}
+    return {"kv_connector": "PdConnector", "kv_role": role, **_KVBM_MODULE, "kv_connector_extra_config": extra}
+
+
+def kvbm_variables(servers: ServerSettings, place: Place | None = None) -> dict[str, object]:
+    """Environment variables of a server with KVBM: its host memory and, at a place, the ports of the server. Empty: the
+    server has no KVBM.
+    """
+    if servers.host_cache_bytes is None or servers.host_cache_connector != "kvbm":
+        return {}
+    found: dict[str, object] = {KVBM_GB: f"{servers.host_cache_bytes * servers.tp / 1e9:.12g}"}
+    if place is not None:
+        port = _FIRST_KVBM_PORT + 2 * place.number
+        found |= {"DYN_KVBM_LEADER_ZMQ_PUB_PORT": port, "DYN_KVBM_LEADER_ZMQ_ACK_PORT": port + 1}
+        if len(place.hosts) > 1:
+            found["DYN_KVBM_LEADER_ZMQ_HOST"] = place.host
+    return found
