@@ -468,6 +468,11 @@ def test_kvbm_is_a_host_cache_that_the_gpus_of_a_server_share(tmp_path, before, 
     assert all(words in one for words, one in zip(aside, said, strict=True))
 
 
+def test_short_options_of_vllm_are_read(tmp_path):
+    servers = imported(tmp_path, "run.sh", "vllm serve Qwen/Qwen3-30B-A3B -tp 2 -dp 2\n").data["aggregated"]
+    assert (servers["tp"], servers["dp"]) == (4, 2)
+
+
 def test_a_size_of_lmcache_that_is_no_number_is_refused(tmp_path):
     text = "LMCACHE_MAX_LOCAL_CPU_SIZE=nan vllm serve Qwen/Qwen3-8B --kv-transfer-config "
     with pytest.raises(ConfigError, match="max_local_cpu_size: nan: expected a number"):

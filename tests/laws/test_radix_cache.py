@@ -272,3 +272,24 @@ def test_eviction_looks_at_leaves_only():
     before = calls
     cache.pool.free(cache.allocate(2))
     assert calls - before <= 2
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_vllm_evicts_blocks_that_became_unused_together_from_the_last_on_whoever_looks_them_up(looks):
+    """A request of six blocks ended. A running request has its own copies of the first three."""
+    pool = PagePool(9)
+    tree = RadixCache(pool, 1, LeastRecentlyUsed())
+    tree.uses_whole_nodes, tree.evicts_pages = False, True
+    ids, pages, copies = TokenIds([0] * 6), pool.allocate(6), pool.allocate(3)
+    middle, _ = tree.insert(ids, 3, pages[:3], tree.root)
+    end, _ = tree.insert(ids, 6, pages[3:], middle)
+    tree.touch(end)
+    tree.lock(middle)
+    tree.keep_twins(middle, tree.root, "running", copies)
+    for num_left in (5, 4, 3):
+        assert tree.evict(1) == 1
+        if looks:
+            node, found = tree.match(ids, 6)
+            tree.unlock(node)
+            assert found == pages[:num_left]
+    assert pool.free_pages() == pages[:2:-1]

@@ -426,7 +426,10 @@ class RadixCache:
             return
         self._serial += 1
         node.heap_serial = self._serial
-        heappush(self._heap, (self._eviction.key(node), self._serial, node))
+        key = self._eviction.key(node)
+        if self.evicts_pages:  # a request frees its last block first (vLLM 0.33.0, single_type_kv_cache_manager.py:599)
+            key = key, -node.stop
+        heappush(self._heap, (key, self._serial, node))
         if len(self._heap) > self._compact_above:
             self._heap = [entry for entry in self._heap if entry[1] == entry[2].heap_serial]
             heapify(self._heap)
