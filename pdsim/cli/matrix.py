@@ -265,7 +265,7 @@ def _size(ranks: Ranks) -> str:
 
 
 def _ranks(scenario: Scenario) -> PairRanks:
-    prefill, decode = (Ranks(one.tp, one.resolved_ep, one.moe_a2a_backend or "none") for one in scenario.servers)
+    prefill, decode = (Ranks(one.tp, one.resolved_ep, scenario.a2a_backend(one)) for one in scenario.servers)
     return prefill, decode
 
 

@@ -92,17 +92,6 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
     return f"a server on {found[0]} hosts is launched by --engine sglang, vllm or kubernetes only" if found else None
 
 
-def a2a_backend(scenario: Scenario, servers: ServerSettings) -> str | None:
-    """Library that sends tokens to whole experts of other GPUs, as simulated. None: the server has no whole experts, or
-    each GPU gets all tokens, which is the engines' default.
-    """
-    has_experts = servers.has_whole_experts and load_model(scenario.model).experts is not None
-    if not has_experts or servers.moe_a2a_backend == "none":
-        return None
-    spans_domains = servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
-    return servers.moe_a2a_backend or ("deepep" if spans_domains else None)
-
-
 @dataclass
 class Launch:
     """Shell commands in the order in which a user runs them, each with what it starts, and notes on fields that no

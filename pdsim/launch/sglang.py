@@ -18,7 +18,6 @@ from pdsim.launch.commands import (
     Launch,
     Place,
     Rule,
-    a2a_backend,
     add_replay,
     kv_cache_dtype,
     notes_on,
@@ -321,8 +320,8 @@ def _balance(servers: ServerSettings) -> str | None:
 
 def _exchange_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
     flags: Flags = [("enable-two-batch-overlap", servers.two_batch_overlap)]
-    backend = a2a_backend(scenario, servers)
-    if backend is not None:
+    backend = scenario.a2a_backend(servers)
+    if backend != "none":
         flags.append(("moe-a2a-backend", backend))
     if backend == "deepep":
         mode = {PrefillSettings: "normal", DecodeSettings: "low_latency"}.get(type(servers), "auto")

@@ -17,7 +17,6 @@ from pdsim.launch.commands import (
     Launch,
     Place,
     Rule,
-    a2a_backend,
     add_replay,
     kv_cache_dtype,
     notes_on,
@@ -275,9 +274,9 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 
 def _all_to_all(scenario: Scenario, servers: ServerSettings) -> str | None:
     """Value of --all2all-backend. None: the default, an all-gather and a reduce-scatter."""
-    backend = a2a_backend(scenario, servers)
+    backend = scenario.a2a_backend(servers)
     kernels = "low_latency" if isinstance(servers, DecodeSettings) else "high_throughput"
-    return backend and f"{backend}_{kernels}"
+    return None if backend == "none" else f"{backend}_{kernels}"
 
 
 def transfer_config(transport: str | None, role: str, servers: ServerSettings, *, pushes: bool = False) -> str | None:

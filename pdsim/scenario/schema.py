@@ -35,8 +35,8 @@ from pdsim.scenario.sections.servers import (
 )
 from pdsim.scenario.sections.speculation import num_draft_layers
 from pdsim.scenario.yaml_file import did_you_mean
-from pdsim.system.catalog import CatalogError, Kind, load_model
-from pdsim.system.memory import Role
+from pdsim.system.catalog import CatalogError, Kind, load_gpu, load_model
+from pdsim.system.memory import A2aBackend, Role
 from pdsim.system.model import Dtype, KvDtype, StateDtype
 from pdsim.workload.client import Client, ClosedLoop, OpenLoop
 from pdsim.workload.lengths import Acceptance
@@ -331,12 +331,21 @@ class Scenario(Section):
             tp=(prefill.tp, decode.tp),
             dp=(prefill.dp, decode.dp),
             ep=(prefill.resolved_ep, decode.resolved_ep),
-            moe_a2a_backend=(prefill.moe_a2a_backend or "none", decode.moe_a2a_backend or "none"),
+            moe_a2a_backend=(self.a2a_backend(prefill), self.a2a_backend(decode)),
             pp=self.servers[0].split.pp,
             cp=self.servers[0].split.cp,
             dcp=self.servers[1].dcp,
             draft_tokens=self.servers[1].num_verified_tokens,
         )
+
+    def a2a_backend(self, servers: ServerSettings) -> A2aBackend:
+        """Library that sends tokens to whole experts of other GPUs of these servers. none: each GPU gets all tokens, or
+        holds no whole experts.
+        """
+        if not servers.has_whole_experts or load_model(self.model).experts is None:
+            return "none"
+        spans_domains = servers.dp > 1 and servers.tp > load_gpu(servers.gpu).gpus_per_server
+        return servers.moe_a2a_backend or ("deepep" if spans_domains else "none")
 
     @property
     def uncertain(self) -> tuple[Group, ...]:

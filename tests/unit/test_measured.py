@@ -131,3 +131,18 @@ def test_what_a_profile_was_not_measured_on_is_said(measured, said):
 def test_costs_without_a_profile_say_so(cost, said):
     (warning,) = simulate(small(request(0, 8, 2), cost=cost)).warnings()
     assert said in warning
+
+
+@pytest.mark.parametrize(
+    ("model", "servers", "backend"),
+    [
+        ("qwen3-235b-a22b", {"tp": 16, "dp": 16}, "deepep"),
+        ("qwen3-235b-a22b", {"tp": 16, "dp": 16, "moe_a2a_backend": "none"}, "none"),
+        ("qwen3-235b-a22b", {"tp": 8, "dp": 8}, "none"),
+        ("qwen3-235b-a22b", {"tp": 8, "dp": 8, "moe_a2a_backend": "mori"}, "mori"),
+        ("qwen3-8b", {"tp": 16, "dp": 16}, "none"),
+    ],
+)
+def test_the_setup_of_a_run_names_the_all_to_all_that_servers_over_several_hosts_choose(model, servers, backend):
+    settings = {f"decode__{name}": value for name, value in {"gpu": "h200", **servers}.items()}
+    assert small(request(0, 9, 9), model=model, **settings).setup.moe_a2a_backend == ("none", backend)
