@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import NamedTuple, Protocol
 
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.memory.kv_cache import NO_LEASE, Lease
 from pdsim.core.messages import Command, Message, Pause, Result, Step, Wait
 from pdsim.dataclass import dataclass
@@ -38,6 +39,8 @@ class Request:
     """
     num_taken_before: int = 0
     """Total number of prompt tokens that the instance had computed when the request joined the queue."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and audio clips of the prompt that the instance must encode, in the prompt's order."""
 
     @property
     def num_tokens(self) -> int:

@@ -58,8 +58,8 @@ class NewRequest:
     priority: int = 0
     ignores_eos: bool = False
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips of the prompt that encode instances are to encode. Empty: there are none, or all
-    embeddings have arrived.
+    """Images and audio clips of the prompt that encode instances or vLLM's servers are to encode. Empty: there are
+    none, all embeddings have arrived, or an SGLang server encodes them itself.
     """
 
     @property
@@ -695,6 +695,9 @@ class PrefillStep:
     chunks: tuple[PrefillChunk, ...]
     num_decode_tokens: int = 0
     """Number of tokens of running requests that the forward also computes."""
+    media: tuple[MediaItem, ...] = ()
+    """Images and audio clips that the instance encodes before the forward. Only vLLM's instances choose them; SGLang's
+    servers encode what the chunks need."""
 
     @property
     def num_tokens(self) -> int:

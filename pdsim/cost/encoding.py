@@ -41,16 +41,18 @@ class EncoderTimes:
 class EncodingStepTimes(StepTimes):
     """Step times of a server that encodes images and audio clips itself, within the forward that computes their tokens.
 
-    A forward encodes its items in one call for each modality.
+    A forward encodes its items in one call for each modality (vLLM 0.33.0: multimodal/utils.py:291,
+    group_and_batch_mm_kwargs).
     """
 
     encoders: Mapping[str, EncoderTimes]
     """Times of the model's encoders, by modality."""
-    own: OwnMedia
+    own: OwnMedia | None
+    """Choice of the items that a forward encodes. None: the step names them."""
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward and of encoding its images and audio clips."""
-        missing = self.own.to_encode(step)
+        missing = step.media if self.own is None else self.own.to_encode(step)
         encoding_ns = sum(
             times.ns([item.num_tokens for item in missing if item.modality == modality])
             for modality, times in self.encoders.items()
@@ -59,4 +61,5 @@ class EncodingStepTimes(StepTimes):
 
     def restart(self) -> None:
         super().restart()
-        self.own.clear()
+        if self.own is not None:
+            self.own.clear()

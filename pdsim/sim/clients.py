@@ -10,6 +10,7 @@ from pdsim.core.routing.router import num_retries, request_of
 from pdsim.dataclass import dataclass
 from pdsim.metrics.records import RequestRecord
 from pdsim.policy.views import TokenSequence
+from pdsim.scenario.building.encoding import encoded_modalities
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.sim.bus import Bus, Timeline
 from pdsim.workload.client import ClientDriver, sessions_of
@@ -180,8 +181,8 @@ class Clients:
         self._ended = ended
         self._num_requests = len(cluster.requests)
         self._is_disaggregated = cluster.interconnect is not None
-        self._encoded = () if cluster.encoding is None else tuple(cluster.encoding.times)
-        """Modalities that encode instances encode. Other media only count as tokens."""
+        self._encoded = encoded_modalities(cluster.scenario)
+        """Modalities that encode instances or vLLM's servers encode. Instances see other media as tokens only."""
         self._is_vllm = cluster.scenario.engine == "vllm"
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos

@@ -38,6 +38,8 @@ class VisionEncoder:
     """Number of layers in which a patch attends to the patches of its window only."""
     window_patches: int = 0
     """Number of patches of a window."""
+    max_image_tokens: int = 0
+    """Maximum number of prompt tokens of one image, by the image processor's limit of pixels. 0: unknown."""
 
     @property
     def patches_per_token(self) -> int:

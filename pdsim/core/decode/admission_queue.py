@@ -35,6 +35,7 @@ def decode_request(new: NewRequest) -> DecodeRequest:
         new.prompt,
         len(new.prompt),
         new.priority,
+        media=new.media,
         max_output_tokens=new.max_output_tokens,
         prefill_id=new.prefill_id,
     )

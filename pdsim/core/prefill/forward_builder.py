@@ -1,10 +1,11 @@
 """Fills prefill forwards with waiting prompts, as SGLang's PrefillAdder does."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from typing import Generic, TypeVar
 
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.memory.kv_cache import KvCache, Lease
@@ -46,6 +47,8 @@ class Forward:
     taken_tokens: int = 0
     """Number of tokens of the pool that chunks of this forward take, without tokens reserved for outputs."""
     chunks: list[PrefillChunk] = field(default_factory=list)
+    media: Sequence[MediaItem] = ()
+    """Images and audio clips that the instance encodes before the forward."""
     hold_until_ns: int | None = None
     """Time in ns before which the policy begins no prompt. None: the policy does not hold prompts back."""
     blocked_by: str = ""

@@ -193,7 +193,7 @@ class PrefillInstance:
         if not forward.chunks:
             return (_WAIT if forward.hold_until_ns is None else m.Wait(forward.hold_until_ns)), commands
         self._num_steps += 1
-        step = m.PrefillStep(self._num_steps, tuple(forward.chunks))
+        step = m.PrefillStep(self._num_steps, tuple(forward.chunks), media=tuple(forward.media))
         for chunk in step.chunks:
             request = self._builder.begun[chunk.request_id]
             if request.is_granted and not request.given_up:
@@ -296,6 +296,7 @@ class PrefillInstance:
             new.prompt,
             num_tokens,
             new.priority,
+            media=new.media,
             decode_id=new.decode_id,
             has_fixed_output=new.ignores_eos,
         )

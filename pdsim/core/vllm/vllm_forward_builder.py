@@ -9,6 +9,7 @@ from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import MUST_WAIT, OffloadCache
 from pdsim.core.messages import PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
+from pdsim.core.vllm.encoder_cache import EncoderCache, MediaChoice
 from pdsim.dataclass import dataclass
 from pdsim.policy.prefill import FirstComeFirstServed, HighestPriorityFirst, LongestOutputFirst
 from pdsim.policy.protocols import HoldUntil, Pick, PrefillPolicy
@@ -31,6 +32,8 @@ class TokenBudget:
     (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
     prefill_interval_steps: int = 1
     """While requests decode, one of this number of steps may compute prompts."""
+    encoder_tokens: int = 0
+    """Maximum tokens of images and audio clips whose embeddings are kept. 0: the model has no encoder."""
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
@@ -43,6 +46,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     If host memory continues a prompt's cached prefix, the prompt gets pages for this KV, and no step computes the
     prompt until the load has ended. During the load the prompt takes no slot, and cannot be preempted. After the load
     it goes before waiting prompts. With LMCache such a prompt begins in the step that waits for its load.
+
+    A chunk ends before an image or audio clip that cannot be encoded now, because the encoder cache has no room.
     """
 
     def __init__(self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget) -> None:
@@ -56,6 +61,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
         """Maximum tokens of one prompt in the step that is being filled."""
+        self._lacks_embeddings = False
+        """True: no token of the last prompt could be computed, because its next image cannot be encoded now."""
+        self._encoder = EncoderCache(budget.encoder_tokens)
         self._partials: dict[int, RequestT] = {}
         """Begun prompts that steps have not taken completely yet, in the order in which they began."""
         self._loading: dict[int, RequestT] = {}
@@ -132,6 +140,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def give_up(self, request: RequestT) -> None:
         """Drops a begun prompt, and frees its pages. Tokens that earlier steps computed stay cached."""
         self.stop(request)
+        self._encoder.drop(request.request_id)
         del self.begun[request.request_id]
         self._cache.close(request.lease, request.sequence, 0)
 
@@ -150,7 +159,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
+        self._encoder.begin_step()
         forward = super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
+        forward.media = self._encoder.chosen
         if self._cache.chunks is not None:
             self._save_chunks(self._cache.chunks, forward.chunks, begun)
         return forward
@@ -179,6 +190,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
+        if request.media:
+            self._encoder.end_chunk(request)
         if self._cache.offload is not None:
             self._store(self._cache.offload, request, chunk.num_context_tokens)
         self._cache.end_chunk(request.lease)
@@ -220,9 +233,15 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         if self.is_held:
             return num_pages, num_left
         limit = self._limit_beside(num_decode_tokens)
+        encoder: EncoderCache | None = None
         for partial in self._partials.values():
             num_tokens = self._num_chunk_tokens(partial, min(num_left, limit))
-            if num_tokens <= 0:
+            if partial.media and num_tokens > 0:
+                encoder = encoder or self._encoder.trial()
+                choice = encoder.choose(partial, num_tokens)
+                encoder.take(partial, choice)
+                num_tokens = choice.num_tokens
+            elif num_tokens <= 0:
                 break
             num_left -= num_tokens
             num_pages += self._num_lacking_pages(partial, num_tokens)
@@ -272,6 +291,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             self._waiting.pop(request_id, None)
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
+        self._lacks_embeddings = False
+        lacking = self._begin_or_load(pick, forward)
+        return None if self._lacks_embeddings else lacking  # later prompts may pass (scheduler.py:1395)
+
+    def _begin_or_load(self, pick: Pick, forward: Forward) -> str | None:
         """Begins a prompt or, if host memory continues its cached prefix, the load of this KV."""
         if not self._cache.makes_room_for_states():
             return "pages"
@@ -335,8 +359,19 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Adds a chunk of at most limit tokens to the step, and allocates its pages. Returns False if no token fits."""
         start = request.num_scheduled_tokens
         num_tokens = self._num_chunk_tokens(request, min(limit, self._step_prompt_tokens))
-        if num_tokens <= 0 or self._num_lacking_pages(request, num_tokens) > self.num_available_pages:
+        choice: MediaChoice | None = None
+        if request.media and num_tokens > 0:
+            choice = self._encoder.choose(request, num_tokens)
+            num_tokens = choice.num_tokens
+            self._lacks_embeddings = num_tokens == 0
+        if num_tokens <= 0:
             return False
+        if self._num_lacking_pages(request, num_tokens) > self.num_available_pages:
+            if request.request_id not in self.begun:
+                self._encoder.drop(request.request_id)
+            return False
+        if choice is not None:
+            self._encoder.take(request, choice)
         end = start + num_tokens
         is_last = end == request.num_tokens
         if is_last:

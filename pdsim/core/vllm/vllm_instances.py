@@ -414,7 +414,8 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _prefill_step(self, forward: Forward, num_decode_tokens: int) -> m.PrefillStep:
         self._num_forwards += 1
-        return m.PrefillStep(self._num_forwards, tuple(forward.chunks), num_decode_tokens)
+        chunks, media = tuple(forward.chunks), tuple(forward.media)
+        return m.PrefillStep(self._num_forwards, chunks, num_decode_tokens, media)
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
         """Computes prompts while no request decodes. A prompt fails if it does not fit although no request holds

@@ -13,6 +13,7 @@ from pdsim.scenario.building.sizing import encode_ids, layout_of, roles
 from pdsim.scenario.building.wiring import link_bandwidth, placed, transport_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.encoding import EncodeSettings
+from pdsim.scenario.sections.servers import ComputingSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import CatalogError, GpuSpec, load_gpu, load_model
 from pdsim.system.encoder import Encoder
@@ -70,6 +71,26 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
 def language_ids(scenario: Scenario) -> list[str]:
     """Names of the instances that compute prompts with images or audio clips."""
     return roles(scenario)["prefill" if scenario.aggregated is None else "aggregated"]
+
+
+def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
+    """Modalities of the items that requests bring to instances: those that encode instances, or the choices of vLLM's
+    servers, encode. SGLang's servers choose no items, so their requests bring none.
+    """
+    if scenario.encode is None and scenario.engine == "sglang":
+        return ()
+    return tuple(load_model(scenario.model).encoders)
+
+
+def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
+    """Maximum number of tokens of items in a vLLM server's encoder cache: the tokens of a step, but at least those of
+    the largest image (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder.
+    """
+    model = load_model(scenario.model)
+    if not model.encoders:
+        return 0
+    largest = 0 if model.encoder is None else model.encoder.max_image_tokens
+    return max(settings.rank_chunk_tokens or model.max_context_tokens, largest)
 
 
 def _encoders(scenario: Scenario) -> Mapping[str, Encoder]:
@@ -133,18 +154,47 @@ def with_own_media(
     """
     encoders = load_model(scenario.model).encoders
     media = {spec.request_id: spec.media for spec in requests if spec.media}
-    if not media or not encoders or scenario.encode is not None or scenario.engine != "sglang":
+    if not media or not encoders or scenario.encode is not None:
         return dict(costs)
-    role: Role = "prefill" if scenario.aggregated is None else "aggregated"
-    layout = layout_of(scenario, role)
-    if layout.pp > 1 or layout.cp > 1:
-        raise ConfigError(f"{role}: pdsim does not model media with pp or cp; leave them out, or use encode instances")
-    found = dict(costs)
-    for name in language_ids(scenario):
-        own = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
-        found[name] = EncodingStepTimes(
-            **own,
-            encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
-            own=OwnMedia(media, _embedding_bytes(encoders), EmbeddingCache(EMBEDDING_CACHE_BYTES)),
+    if scenario.engine == "vllm":
+        _require_room(
+            scenario, [item.num_tokens for items in media.values() for item in items if item.modality in encoders]
         )
+    found = dict(costs)
+    for role, names in _encoding_ids(scenario).items():
+        layout = layout_of(scenario, role)
+        if layout.pp > 1 or layout.cp > 1:
+            instead = ", or use encode instances" if scenario.engine == "sglang" else ""
+            raise ConfigError(f"{role}: pdsim does not model media with pp or cp; leave them out{instead}")
+        for name in names:
+            given = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
+            own = OwnMedia(media, _embedding_bytes(encoders), EmbeddingCache(EMBEDDING_CACHE_BYTES))
+            found[name] = EncodingStepTimes(
+                **given,
+                encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
+                own=own if scenario.engine == "sglang" else None,
+            )
     return found
+
+
+def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
+    """Raises ConfigError if vLLM refuses an item, because the item exceeds the encoder cache. item_tokens: tokens of
+    each item of the load.
+    """
+    servers = scenario.aggregated or scenario.pair.prefill
+    largest, most = max(item_tokens, default=0), encoder_tokens(scenario, servers)
+    if largest > most:
+        raise ConfigError(
+            f"an image or audio clip of {largest} tokens exceeds vLLM's encoder cache of {most} tokens (0.33.0, "
+            f"v1/engine/input_processor.py:635): raise chunked_prefill_tokens to {largest} or more"
+        )
+
+
+def _encoding_ids(scenario: Scenario) -> dict[Role, list[str]]:
+    """Names of the instances that may encode media themselves, by role. With vLLM, decode instances encode media of
+    prompts that they compute, such as those of preempted requests.
+    """
+    ids = roles(scenario)
+    if scenario.engine == "sglang":
+        ids.pop("decode", None)
+    return ids

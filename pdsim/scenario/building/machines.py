@@ -37,7 +37,7 @@ from pdsim.policy.ranks import rank_policy
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
-from pdsim.scenario.building.encoding import encode_instances, language_ids
+from pdsim.scenario.building.encoding import encode_instances, encoder_tokens, language_ids
 from pdsim.scenario.building.sizing import attention_waves, balance_method, encode_ids, roles, server_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSettings, ServerSettings
@@ -150,7 +150,9 @@ def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings
             wave_requests=_wave_requests(scenario, "aggregated"),
             rules=scenario.engine_rules,
         ),
-        budget=replace(_token_budget(aggregated), prefill_interval_steps=aggregated.prefill_schedule_interval),
+        budget=replace(
+            _token_budget(scenario, aggregated), prefill_interval_steps=aggregated.prefill_schedule_interval
+        ),
         admission_policy=FreePages(),
         preemption_policy=deepcopy(aggregated.preemption),
         policy=deepcopy(aggregated.policy),
@@ -177,7 +179,9 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     make: Callable[..., PrefillInstance] = partial(PrefillInstance, sizer=chunk_sizer(scenario))
     if is_vllm:
         hold_ns, lease = prefill.hold_timeout, _lease(scenario)
-        make = partial(VllmPrefillInstance, budget=_token_budget(prefill), hold_timeout_ns=hold_ns, lease=lease)
+        make = partial(
+            VllmPrefillInstance, budget=_token_budget(scenario, prefill), hold_timeout_ns=hold_ns, lease=lease
+        )
     return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
 
 
@@ -211,18 +215,19 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
         DecodeInstance, staged=scenario.network.staging is not None, giver=giver
     )
     if scenario.engine == "vllm":
-        make = partial(VllmDecodeInstance, budget=_token_budget(prefill), giver=giver)
+        make = partial(VllmDecodeInstance, budget=_token_budget(scenario, prefill), giver=giver)
     elif decode.pp > 1:
         make = partial(StagedDecodeInstance, num_stages=decode.pp, shares_turns=decode.dp > 1)
     policies = {"admission_policy": deepcopy(decode.admission), "preemption_policy": deepcopy(decode.preemption)}
     return make(instance_id, cache=cache, limits=limits, **policies)
 
 
-def _token_budget(settings: ComputingSettings) -> TokenBudget:
+def _token_budget(scenario: Scenario, settings: ComputingSettings) -> TokenBudget:
     return TokenBudget(
         step_tokens=settings.rank_chunk_tokens or None,
         prompt_tokens=settings.long_prefill_tokens,
         has_fair_shares=settings.long_prefill_adaptive,
+        encoder_tokens=encoder_tokens(scenario, settings),
     )
 
 

@@ -49,8 +49,6 @@ def of_media(scenario: Scenario, modality: str) -> str:
     what = {"image": "images", "audio": "audio clips"}[modality]
     if modality not in load_model(scenario.model).encoders:
         return f"{what}: the catalog's entry of {scenario.model} has no {modality} encoder, so encoding takes no time"
-    if scenario.engine == "vllm":
-        return f"{what}: pdsim does not model vLLM's encoders, so encoding takes no time"
     return (
         f"{what}: times of the encoder come from a roofline without measurements, and may be half or twice as long "
         f"(cost.encode_factor); loading and converting {what} is left out"

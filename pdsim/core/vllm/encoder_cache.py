@@ -1,0 +1,139 @@
+"""Embeddings that a vLLM server keeps, and the images and audio clips that its next step encodes.
+
+Source: vLLM 0.33.0, v1/core/encoder_cache_manager.py (EncoderCacheManager) and v1/core/sched/scheduler.py:2018
+(_try_schedule_encoder_inputs). A chunk needs the embeddings of all items of which it computes tokens. It ends before an
+item whose embeddings are missing if the cache has no room for them. Embeddings in use stay; a request uses those of an
+item until it has computed all tokens of the item. Other embeddings stay until room is needed.
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from pdsim.core.encode.media_item import MediaItem, Modality
+from pdsim.core.instance import Request
+
+Key = tuple[Modality, int]
+
+
+class MediaChoice(NamedTuple):
+    """Tokens and items of a chunk."""
+
+    num_tokens: int
+    """Number of tokens that the chunk may compute. 0: the request must wait."""
+    new: dict[Key, int]
+    """Items that the step encodes for the chunk: the place among the request's items, by content."""
+    repeated: tuple[int, ...]
+    """Places of items that have the same content as an item in `new`."""
+
+
+class EncoderCache:
+    def __init__(self, max_tokens: int) -> None:
+        """max_tokens: maximum number of tokens of items whose embeddings are kept. vLLM lets one step encode as many
+        (compute_mm_encoder_budget), which is no further limit: the items of a step are in use.
+        """
+        self.max_tokens = max_tokens
+        self.num_free_tokens = max_tokens
+        self.chosen: list[MediaItem] = []
+        """Items that the step which is being filled encodes."""
+        self._sizes: dict[Key, int] = {}
+        """Tokens of each item whose embeddings are kept."""
+        self._places: dict[int, dict[int, Key]] = {}
+        """Items whose embeddings a request uses, by place among the request's items, by request id."""
+        self._users: dict[Key, set[int]] = {}
+        self._unused: OrderedDict[Key, int] = OrderedDict()
+        """Tokens of items that are kept and that no request uses. The first is evicted first."""
+
+    def begin_step(self) -> None:
+        self.chosen = []
+
+    def trial(self) -> "EncoderCache":
+        """Returns a copy for an empty step, on which choices can be tried."""
+        copy = EncoderCache(self.max_tokens)
+        copy.num_free_tokens = self.num_free_tokens
+        copy._sizes = dict(self._sizes)
+        copy._places = {request_id: dict(places) for request_id, places in self._places.items()}
+        copy._users = {key: set(users) for key, users in self._users.items()}
+        copy._unused = self._unused.copy()
+        return copy
+
+    def choose(self, request: Request, num_tokens: int) -> MediaChoice:
+        """Returns what a chunk of at most num_tokens tokens may compute. The request uses kept embeddings from now on;
+        `take` must follow for the embeddings of new items.
+        """
+        start = request.num_scheduled_tokens
+        new: dict[Key, int] = {}
+        repeated: list[int] = []
+        num_new = 0
+        for place, item in enumerate(request.media):
+            if not item.is_in(start, num_tokens):
+                continue
+            key = item.modality, item.media_id
+            if key in new:
+                repeated.append(place)
+            elif key in self._sizes:
+                self._use(request.request_id, place, key)
+            elif self._makes_room(item.num_tokens, num_new):
+                new[key] = place
+                num_new += item.num_tokens
+            else:
+                num_tokens = max(0, item.start_token - start)
+                break
+        return MediaChoice(num_tokens, new, tuple(repeated))
+
+    def take(self, request: Request, choice: MediaChoice) -> None:
+        """Lets the step encode the new items of a choice."""
+        for key, place in choice.new.items():
+            item = request.media[place]
+            self.chosen.append(item)
+            self._sizes[key] = item.num_tokens
+            self._users[key] = set()
+            self.num_free_tokens -= item.num_tokens
+            self._use(request.request_id, place, key)
+        for place in choice.repeated:
+            item = request.media[place]
+            self._use(request.request_id, place, (item.modality, item.media_id))
+
+    def end_chunk(self, request: Request) -> None:
+        """Ends the request's use of items whose tokens it has computed completely."""
+        for place in sorted(self._places.get(request.request_id, ())):
+            item = request.media[place]
+            if item.start_token + item.num_tokens <= request.num_computed_tokens:
+                self._free(request.request_id, place)
+
+    def drop(self, request_id: int) -> None:
+        """Ends all uses of a request."""
+        for place in sorted(self._places.get(request_id, ())):
+            self._free(request_id, place)
+
+    @property
+    def num_used_tokens(self) -> int:
+        """Number of tokens of items that requests use."""
+        return self.max_tokens - self.num_free_tokens - sum(self._unused.values())
+
+    def _makes_room(self, num_tokens: int, num_new: int) -> bool:
+        """True if the cache has room for an item of num_tokens tokens, perhaps after it has evicted unused embeddings.
+        num_new: tokens of new items of the same chunk.
+        """
+        if num_tokens + num_new > self.max_tokens - self.num_used_tokens:
+            return False
+        while num_tokens + num_new > self.num_free_tokens:
+            key, num_evicted = self._unused.popitem(last=False)
+            del self._sizes[key], self._users[key]
+            self.num_free_tokens += num_evicted
+        return True
+
+    def _use(self, request_id: int, place: int, key: Key) -> None:
+        self._unused.pop(key, None)
+        self._users[key].add(request_id)
+        self._places.setdefault(request_id, {})[place] = key
+
+    def _free(self, request_id: int, place: int) -> None:
+        places = self._places[request_id]
+        key = places.pop(place)
+        if not places:
+            del self._places[request_id]
+        if key in places.values():
+            return  # the same item lies in the prompt again
+        self._users[key].discard(request_id)
+        if not self._users[key]:
+            self._unused[key] = self._sizes[key]
