@@ -173,7 +173,9 @@ def measurement(
     if ep not in (1, tp):
         raise ConfigError(f"--ep: expected 1 or all {tp} ranks of an instance, found {ep}")
     if moe_a2a_backend != "none" and ep == 1:
-        raise ConfigError(f"--moe-a2a-backend {moe_a2a_backend}: tokens are sent to whole experts only; give --ep {tp}")
+        sizes = f"--ep {tp}" if tp > 1 else "--tp 2 --ep 2"
+        where = f"{config.name} has none" if config.experts is None else f"give {sizes}"
+        raise ConfigError(f"--moe-a2a-backend {moe_a2a_backend}: tokens are sent to whole experts only; {where}")
     try:
         TensorParallel(0, tp, has_whole_experts=ep > 1).check(config)
     except ModelError as wrong:
