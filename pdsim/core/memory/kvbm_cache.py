@@ -13,7 +13,7 @@ acquire_free_block, return_blocks) and state.rs (0ac6a62: allocate_blocks, regis
 tests/laws/test_kvbm.py.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from itertools import islice, takewhile
 
 from pdsim.core import messages as m
@@ -44,7 +44,8 @@ class KvbmCache:
         self.loads: dict[int, list[int]] = {}
         """Keys of the blocks of the loads under way, by request id."""
         self._page_size = page_size
-        self._readers: Counter[int] = Counter()
+        self._readers: dict[int, int] = {}
+        """Number of loads that read each block, by its key. Blocks that no load reads lack here."""
         self._num_stores = 0
         self._copies: list[m.HostCopy] = []
 
@@ -96,7 +97,7 @@ class KvbmCache:
         stop = (num_shared + len(pages)) * self._page_size
         keys = self.loads[request_id] = list(islice(prefix_keys(sequence, stop, self._page_size), num_shared, None))
         for key in keys:
-            self._readers[key] += 1
+            self._readers[key] = self._readers.get(key, 0) + 1
             self.idle.pop(key, None)
         self._copies.append(m.LoadBack(request_id, tuple([self.places[key] for key in keys]), tuple(pages)))
 
@@ -121,8 +122,7 @@ class KvbmCache:
 
     def _rest(self, key: int) -> None:
         """Puts a block last in the order of eviction, unless a load reads the block."""
-        if self._readers[key]:
-            return
-        del self._readers[key]
-        self.idle[key] = None
-        self.idle.move_to_end(key)
+        if not self._readers.get(key):
+            self._readers.pop(key, None)
+            self.idle[key] = None
+            self.idle.move_to_end(key)
