@@ -221,6 +221,18 @@ def test_rows_become_records(tmp_path):
     assert (request.num_decode_cached_tokens, request.outcome) == (4, "finished")
 
 
+def test_records_end_where_the_launcher_wrote_no_arrival(tmp_path):
+    front, decode = Logbook(tmp_path, "launcher", 0), Logbook(tmp_path, "decode-0", 0)
+    front.row("on_arrival", 10, 0, 5, 3)
+    decode.row("on_admitted", 20, 0, 4)
+    decode.row("on_admitted", 30, 1, 4)
+    decode.row("on_streamed", 40, 0)
+    front.close()
+    decode.close()
+    (request,) = read_records(tmp_path).requests
+    assert (request.admitted_ns, request.streamed_ns, request.outcome) == (20, None, "unfinished")
+
+
 def test_equal_spans_are_equal_tokens():
     tokens = Tokens(512)
     prompt, longer = Spans.of(7, 50), Spans(((7, 0, 50), (9, 3, 10)))

@@ -160,10 +160,16 @@ def read_counted_steps(folder: Path) -> list[CountedStep]:
 
 
 def read_records(folder: Path) -> RunRecords:
+    """Returns the records of all rows by time, up to the first row of a request whose arrival is not in the files: a
+    launcher that was killed, or whose disk was full, did not write that arrival, and may have written nothing after it.
+    """
     recorder = Recorder()
     rows = (chain.from_iterable(map(_read_rows, lives)) for lives in _files(folder, "rows"))
     for now_ns, method, args in merge(*rows, key=lambda row: row[0]):
-        getattr(recorder, method)(*args, *(() if method in _TIMELESS else (now_ns,)))
+        try:
+            getattr(recorder, method)(*args, *(() if method in _TIMELESS else (now_ns,)))
+        except KeyError:
+            break
     return recorder.records
 
 
