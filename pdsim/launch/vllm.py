@@ -97,6 +97,7 @@ SERVER_RULES: dict[str, Rule] = {
             "state_dtype",
             "*.long_prefill_tokens",
             "*.long_prefill_adaptive",
+            "*.chunked_media",
             "prefill.hold_timeout",
             "decode.allocation",
         )
@@ -257,6 +258,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
         flags.append(("scheduling-policy", "priority" if scenario.priorities else None))
         flags.append(("long-prefill-token-threshold", servers.long_prefill_tokens))
         flags.append(("long-prefill-token-threshold-adaptive", servers.long_prefill_adaptive))
+        flags.append(("disable-chunked-mm-input", not servers.chunked_media))
         flags.append(("no-async-scheduling", not getattr(servers, "overlap", True)))
     if isinstance(servers, AggregatedSettings) and servers.prefill_schedule_interval > 1:
         flags.append(("prefill-schedule-interval", servers.prefill_schedule_interval))

@@ -65,6 +65,8 @@ def _wrong_for_sglang(scenario: "Scenario") -> str:
             return f"{role}.long_prefill_tokens is a setting of vLLM; leave it out, or say engine: vllm"
         if computing is not None and computing.long_prefill_adaptive:
             return f"{role}.long_prefill_adaptive is a setting of vLLM; leave it out, or say engine: vllm"
+        if computing is not None and not computing.chunked_media:
+            return f"{role}.chunked_media is a setting of vLLM; leave it out, or say engine: vllm"
     if scenario.network.nixl_push:
         return "network.nixl_push is a setting of vLLM; leave it out, or say engine: vllm"
     if prefill is not None and prefill.hold_timeout is not None:

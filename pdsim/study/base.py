@@ -204,6 +204,7 @@ class Base:
             "max_prefill_tokens": prefill.max_prefill_tokens,
             "long_prefill_tokens": prefill.long_prefill_tokens,
             "long_prefill_adaptive": prefill.long_prefill_adaptive,
+            "chunked_media": prefill.chunked_media,
             "prefill_max_requests": prefill.prefill_max_requests,
         }
         return {"prefill": None, "decode": None, "aggregated": settings}

@@ -228,6 +228,15 @@ def test_an_interval_of_prompts_is_said_and_read(engine, tmp_path_factory):
     assert read.aggregated.prefill_schedule_interval == 4
 
 
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_unsplit_images_are_said_and_read(engine, tmp_path_factory):
+    servers = {"gpu": "h100", "chunked_media": False}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    data = {"model": DENSE, "engine": "vllm", "prefill": servers, "decode": {"gpu": "h100"}, "page_size": 16}
+    read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert not read.prefill.chunked_media
+
+
 @pytest.mark.parametrize("engine", ["dynamo", "dynamo-vllm"])
 def test_the_queue_of_dynamos_router_is_said_and_read(engine, tmp_path_factory):
     own = {"engine": "vllm", "network": {"transport": "nixl-rdma"}} if engine == "dynamo-vllm" else {}

@@ -137,7 +137,9 @@ def test_the_encoder_cache_is_that_of_a_naive_twin(requests: list[Request], size
 def servers(draw: st.DrawFn) -> Scenario:
     chunk = draw(st.sampled_from([16, 64, 200]))
     changes: dict[str, Any] = {"model": MODEL, "engine": "vllm"}
-    if draw(st.booleans()):
+    is_aggregated, splits = draw(st.booleans()), chunk < MOST_TOKENS or draw(st.booleans())
+    changes[("aggregated" if is_aggregated else "prefill") + "__chunked_media"] = splits
+    if is_aggregated:
         pool = draw(st.sampled_from([1024, 4096]))
         changes |= {"aggregated__chunked_prefill_tokens": chunk, "aggregated__pool_tokens": pool}
         return small_aggregated(*draw(loads()), **changes, aggregated__max_running_requests=4)
@@ -156,10 +158,12 @@ def prefills(traced: Traced, instance: str) -> list[PrefillStep]:
 def test_tokens_of_images_are_computed_with_embeddings_of_this_or_an_earlier_step(scenario: Scenario, size: int):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdsim.scenario.building.machines.encoder_tokens", lambda *_: size)
+        patch.setattr("pdsim.scenario.building.encoding._require_room", lambda *_: None)
         traced, _ = run_both_ways(scenario)
         lines = [to_line(entry) for entry in traced.journal]
         assert replay(from_lines(lines), state_machines(resolve(scenario))) == len(lines)
     assert all(r.outcome == "finished" for r in traced.records.requests)
+    splits = (scenario.aggregated or scenario.prefill).chunked_media
     media = {spec.request_id: spec.media for spec in traced.cluster.requests}
     for instance in traced.cluster.instances:
         encoded: set[int] = set()
@@ -171,6 +175,9 @@ def test_tokens_of_images_are_computed_with_embeddings_of_this_or_an_earlier_ste
             for chunk in step.chunks:
                 within = [i for i in media[chunk.request_id] if i.is_in(chunk.num_context_tokens, chunk.num_tokens)]
                 assert {item.media_id for item in within} <= encoded
+                end = chunk.num_context_tokens + chunk.num_tokens
+                cut = [i for i in within if chunk.num_context_tokens <= i.start_token and end < i.end_token]
+                assert splits or not cut
         if not instance.instance_id.startswith("decode"):
             assert instance._builder._encoder.num_used_tokens == 0
         else:
@@ -194,6 +201,28 @@ def test_a_chunk_ends_before_an_image_that_does_not_fit(monkeypatch: pytest.Monk
     spec = with_images(0, [(0, 40), (1, 40)], text=20, output=1)
     found = durations(small_aggregated(spec, model=MODEL, engine="vllm"))
     assert found == [40 * MILLISECOND + times.ns([40]), 60 * MILLISECOND + times.ns([40])]
+
+
+def test_no_chunk_ends_within_an_image_unless_images_may_be_split():
+    spec = with_images(0, [(0, 40), (1, 40)], text=20, output=1)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("machines", "encoding"):
+            patch.setattr(f"pdsim.scenario.building.{module}.encoder_tokens", lambda *_: 64)
+        traced = run(small_aggregated(spec, model=MODEL, engine="vllm", aggregated__chunked_media=False))
+    assert [chunk.num_tokens for step in prefills(traced, "aggregated-0") for chunk in step.chunks] == [40, 60]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "largest image of 16384 tokens exceeds a step"),
+        ({"long_prefill_tokens": 40, "chunked_prefill_tokens": 16384}, "beside long_prefill_tokens"),
+    ],
+)
+def test_images_that_cannot_be_computed_in_one_step_are_refused(changes: dict[str, int], message: str):
+    changed = {f"aggregated__{name}": value for name, value in {"chunked_media": False, **changes}.items()}
+    with pytest.raises(ConfigError, match=message):
+        run(small_aggregated(with_images(0, [(0, 40)], 20, 1), model=MODEL, engine="vllm", **changed))
 
 
 def test_a_prompt_whose_image_does_not_fit_lets_later_prompts_pass(monkeypatch: pytest.MonkeyPatch):

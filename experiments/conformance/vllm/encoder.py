@@ -24,7 +24,7 @@ METHODS = (
     "_free_encoder_inputs",
     "_free_encoder_input",
 )
-NUM_LOADS = 4000
+NUM_LOADS, HALF = 4000, 0.5
 
 
 def functions(path: Path, *names: str, **known: Any) -> dict[str, Any]:
@@ -104,8 +104,10 @@ class Load:
     def __init__(self, scheduler: Any, cache_class: Any, rng: random.Random) -> None:
         self.rng, self.scheduler = rng, scheduler
         self.size = rng.randint(12, 40)
+        whole = rng.random() < HALF
+        scheduler.scheduler_config = SimpleNamespace(disable_chunked_mm_input=whole)
         self.theirs = scheduler.encoder_cache_manager = cache_class(self.size)
-        self.ours = EncoderCache(self.size)
+        self.ours = EncoderCache(self.size, splits_items=not whole)
         self.num_choices = self.num_cut = self.num_evicted = 0
 
     def step(self, requests: list[tuple[Request, Told]]) -> None:
@@ -155,7 +157,6 @@ def scheduler_of(wheel: Path) -> Any:
     found = functions(wheel / "vllm/v1/core/sched/scheduler.py", *METHODS, **found)
     members = {name: found[name] for name in METHODS} | {name[1:]: found[name] for name in METHODS}
     members |= {"is_encoder_decoder": False, "ec_connector": None}
-    members["scheduler_config"] = SimpleNamespace(disable_chunked_mm_input=False)
     members["_reject_on_encoder_cache_embed_mismatch"] = lambda *_: False
     return type("Scheduler", (), members)()
 

@@ -15,6 +15,11 @@ class MediaItem(NamedTuple):
     """Number of the item's content. Items of one modality with equal numbers have equal embeddings."""
     modality: Modality = "image"
 
+    @property
+    def end_token(self) -> int:
+        """Index in the prompt of the first token behind the item."""
+        return self.start_token + self.num_tokens
+
     def is_in(self, first_token: int, num_tokens: int) -> bool:
         """True if one of the num_tokens tokens from first_token on belongs to the item."""
-        return self.start_token < first_token + num_tokens and first_token < self.start_token + self.num_tokens
+        return self.start_token < first_token + num_tokens and first_token < self.end_token

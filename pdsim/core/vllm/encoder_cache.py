@@ -27,11 +27,14 @@ class MediaChoice(NamedTuple):
 
 
 class EncoderCache:
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, *, splits_items: bool = True) -> None:
         """max_tokens: maximum number of tokens of items whose embeddings are kept. vLLM lets one step encode as many
         (compute_mm_encoder_budget), which is no further limit: the items of a step are in use.
+
+        splits_items: False: no chunk ends within an item (disable_chunked_mm_input).
         """
         self.max_tokens = max_tokens
+        self._splits_items = splits_items
         self.num_free_tokens = max_tokens
         self.chosen: list[MediaItem] = []
         """Items that the step which is being filled encodes."""
@@ -48,7 +51,7 @@ class EncoderCache:
 
     def trial(self) -> "EncoderCache":
         """Returns a copy for an empty step, on which choices can be tried."""
-        copy = EncoderCache(self.max_tokens)
+        copy = EncoderCache(self.max_tokens, splits_items=self._splits_items)
         copy.num_free_tokens = self.num_free_tokens
         copy._sizes = dict(self._sizes)
         copy._places = {request_id: dict(places) for request_id, places in self._places.items()}
@@ -67,6 +70,9 @@ class EncoderCache:
         for place, item in enumerate(request.media):
             if not item.is_in(start, num_tokens):
                 continue
+            if not self._splits_items and start <= item.start_token and start + num_tokens < item.end_token:
+                num_tokens = item.start_token - start
+                break
             key = item.modality, item.media_id
             if key in new:
                 repeated.append(place)
@@ -97,7 +103,7 @@ class EncoderCache:
         """Ends the request's use of items whose tokens it has computed completely."""
         for place in sorted(self._places.get(request.request_id, ())):
             item = request.media[place]
-            if item.start_token + item.num_tokens <= request.num_computed_tokens:
+            if item.end_token <= request.num_computed_tokens:
                 self._free(request.request_id, place)
 
     def drop(self, request_id: int) -> None:

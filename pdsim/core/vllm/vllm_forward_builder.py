@@ -34,6 +34,8 @@ class TokenBudget:
     """While requests decode, one of this number of steps may compute prompts."""
     encoder_tokens: int = 0
     """Maximum tokens of images and audio clips whose embeddings are kept. 0: the model has no encoder."""
+    splits_media: bool = True
+    """False: no chunk ends within an image or audio clip."""
 
 
 class VllmForwardBuilder(ForwardBuilder[RequestT]):
@@ -63,7 +65,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Maximum tokens of one prompt in the step that is being filled."""
         self._lacks_embeddings = False
         """True: no token of the last prompt could be computed, because its next image cannot be encoded now."""
-        self._encoder = EncoderCache(budget.encoder_tokens)
+        self._encoder = EncoderCache(budget.encoder_tokens, splits_items=budget.splits_media)
         self._partials: dict[int, RequestT] = {}
         """Begun prompts that steps have not taken completely yet, in the order in which they began."""
         self._loading: dict[int, RequestT] = {}

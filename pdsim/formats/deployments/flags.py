@@ -302,6 +302,7 @@ VLLM: dict[str, Reader] = {
     "scheduling-policy": of_server("has_priorities", lambda value: value == "priority"),
     "long-prefill-token-threshold": of_server("long_prefill_tokens"),
     "long-prefill-token-threshold-adaptive": of_server("long_prefill_adaptive", is_flag(found=True)),
+    "disable-chunked-mm-input": of_server("chunked_media", is_flag(found=False)),
     "prefill-schedule-interval": of_server("prefill_schedule_interval"),
     "no-async-scheduling": of_server("overlap", is_flag(found=False)),
     "async-scheduling": nothing,

@@ -188,6 +188,15 @@ def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
             f"an image or audio clip of {largest} tokens exceeds vLLM's encoder cache of {most} tokens (0.33.0, "
             f"v1/engine/input_processor.py:635): raise chunked_prefill_tokens to {largest} or more"
         )
+    if not servers.chunked_media and most > (servers.rank_chunk_tokens or most):
+        raise ConfigError(
+            f"chunked_media: false: vLLM does not start if the model's largest image of {most} tokens exceeds a step "
+            f"(0.33.0, v1/core/encoder_cache_manager.py:363): raise chunked_prefill_tokens to {most} or more"
+        )
+    if not servers.chunked_media and servers.long_prefill_tokens is not None:
+        raise ConfigError(
+            "chunked_media: false beside long_prefill_tokens: pdsim does not model an item beyond this limit"
+        )
 
 
 def _encoding_ids(scenario: Scenario) -> dict[Role, list[str]]:

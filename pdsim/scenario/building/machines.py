@@ -228,6 +228,7 @@ def _token_budget(scenario: Scenario, settings: ComputingSettings) -> TokenBudge
         prompt_tokens=settings.long_prefill_tokens,
         has_fair_shares=settings.long_prefill_adaptive,
         encoder_tokens=encoder_tokens(scenario, settings),
+        splits_media=settings.chunked_media,
     )
 
 

@@ -233,6 +233,8 @@ class ComputingSettings(ServerSettings):
     long_prefill_adaptive: bool = False
     """True: long_prefill_tokens is at least the step's tokens divided by the number of requests, with engine vllm only
     (--long-prefill-token-threshold-adaptive). No effect without long_prefill_tokens."""
+    chunked_media: bool = True
+    """False: no chunk ends within an image or audio clip, with engine vllm only (--disable-chunked-mm-input)."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()
     """Prefill policy: which waiting prompt is computed next."""
 
