@@ -262,6 +262,17 @@ def test_a_begun_prompt_uses_embeddings_until_it_is_cancelled():
     assert builder._encoder.num_used_tokens == 0
 
 
+def test_a_prompt_that_is_cancelled_during_its_forward_uses_no_embeddings():
+    spec = with_images(0, [(0, 100)], 20, 1)
+    instance = build_machine(resolve(small(spec, model=MODEL, engine="vllm")), "prefill-0")
+    instance.on_message(NewRequest(0, 0, spec.prompt, 1, "prefill-0", "decode-0", media=spec.media), 0)
+    step, _ = instance.next_step(0)
+    assert instance._builder._encoder.num_used_tokens == 100
+    instance.on_message(Cancel(0, "the client left"), 0)
+    instance.on_step_done(step, StepResult(), 0)
+    assert instance._builder._encoder.num_used_tokens == 0
+
+
 def test_a_step_may_encode_its_own_tokens_but_at_least_the_largest_image():
     for chunk, most in [(64, 16384), (20_000, 20_000)]:
         scenario = resolve(small_aggregated(model=MODEL, engine="vllm", aggregated__chunked_prefill_tokens=chunk))

@@ -138,11 +138,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
         self._partials.pop(request.request_id, None)
+        self._encoder.drop(request.request_id)
 
     def give_up(self, request: RequestT) -> None:
         """Drops a begun prompt, and frees its pages. Tokens that earlier steps computed stay cached."""
         self.stop(request)
-        self._encoder.drop(request.request_id)
         del self.begun[request.request_id]
         self._cache.close(request.lease, request.sequence, 0)
 
@@ -377,7 +377,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         end = start + num_tokens
         is_last = end == request.num_tokens
         if is_last:
-            self.stop(request)
+            self._partials.pop(request.request_id, None)
         else:
             self._partials[request.request_id] = request
         forward.chunks.append(PrefillChunk(request.request_id, start, num_tokens, is_last))
