@@ -32,7 +32,8 @@ else:
             made = dataclasses.dataclass(**generated, kw_only=kw_only, slots=slots)(plain)
             made.__dataclass_params__.frozen = frozen  # classes derived from it must be as frozen
             if init and "__init__" not in vars(plain):
-                made.__init__ = _first_call(made)
+                for one in {plain, made}:  # mypyc keeps the class that it compiled, not the second one that has slots
+                    one.__init__ = _first_call(one)
             return made
 
         return decorated if cls is None else decorated(cls)

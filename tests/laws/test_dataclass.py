@@ -132,3 +132,14 @@ def test_threads_that_construct_a_class_first_at_once_get_the_constructor_of_tha
     for one in made:
         called_by_both(one, 1, defaulted=2)
     assert made == [derived(1, defaulted=2)] * 2
+
+
+def test_the_class_without_slots_that_mypyc_keeps_has_a_constructor_too():
+    class Plain:
+        number: int
+        name: str = "none"
+
+    made = pdsim.dataclass.dataclass(slots=True)(Plain)
+    assert made is not Plain
+    for one in (Plain, made, Plain, made):
+        assert (one(3).number, one(3).name) == (3, "none")
