@@ -280,6 +280,7 @@ def test_the_library_that_sends_tokens_to_experts(tmp_path, program, flags, foun
     found = imported(tmp_path, "run.sh", f"{line} {flags}\n", is_built=False, gpu="b200")
     assert found.data["aggregated"].get("moe_a2a_backend") == found_backend
     assert any("pdsim models none, deepep, mori" in line for line in found.aside) == ("mooncake" in flags)
+    assert any("no whole experts" in line for line in found.aside) == ("deepep" in flags and found_backend is None)
     assert not any("deepep-mode" in line for line in found.aside)
 
 

@@ -323,7 +323,8 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
             f"{role}.tp: {tp}: its {stages} pipeline stages count as tp: pdsim does not model stages {beside}"
         )
     fields: dict[str, Any] = {"tp": tp, **({"dp": dp} if dp > 1 else {})}
-    _take_experts(given, fields, is_vllm=is_vllm, has_experts=load_model(found.data["model"]).experts is not None)
+    has_experts = load_model(found.data["model"]).experts is not None
+    _take_experts(given, fields, server.read.aside, is_vllm=is_vllm, has_experts=has_experts)
     if (chunk := given.pop("rank_chunk_tokens", None)) is not None:
         fields["chunked_prefill_tokens"] = chunk * dp
     if (blocks := given.pop("num_blocks", None)) is not None:
@@ -353,10 +354,13 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     return {**fields, **given}, copies
 
 
-def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: bool, has_experts: bool) -> None:
+def _take_experts(
+    given: dict[str, Any], fields: dict[str, Any], aside: list[str], *, is_vllm: bool, has_experts: bool
+) -> None:
     """Sets `ep` in the fields of a role if the engine divides experts in another way than the scenario's default: whole
     experts with data-parallel attention, otherwise a part of every expert. given: fields that the options set. SGLang's
-    servers that send tokens by a library have whole experts (0.5.23, arg_groups/overrides.py:1611).
+    servers that send tokens by a library have whole experts (0.5.23, arg_groups/overrides.py:1611). aside: a library
+    that sends nothing is noted here.
     """
     tp, dp = fields["tp"], fields.get("dp", 1)
     sends = given.get("moe_a2a_backend", "none") != "none"
@@ -365,7 +369,8 @@ def _take_experts(given: dict[str, Any], fields: dict[str, Any], *, is_vllm: boo
         fields["ep"] = tp if is_whole else 1
     given.pop("ep", None)
     if not (has_experts and is_whole and (dp > 1 or (tp > 1 and not is_vllm))):
-        given.pop("moe_a2a_backend", None)
+        unused = given.pop("moe_a2a_backend", "none")
+        aside += [f"{unused}: the server has no whole experts on several GPUs to send tokens to"] * (unused != "none")
     if not given.pop("eplb", False):
         given.pop("redundant_experts", None)
     elif has_experts and is_whole:
