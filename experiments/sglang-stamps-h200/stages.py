@@ -1,9 +1,11 @@
 """Stages of requests, measured and simulated: python experiments/sglang-stamps-h200/stages.py
 
 Prints mean times of the stages of each load's requests, by the server's stamps and by three simulations; then what
-forwards took on an idle GPU and behind another forward, and what the prefill loop did in each of its iterations.
+forwards took on an idle GPU and behind another forward, and what the prefill loop did in each of its iterations. Last
+come the loads of a second machine.
 """
 
+from collections.abc import Sequence
 from csv import DictReader
 from gzip import open as open_gzip
 from itertools import pairwise
@@ -18,21 +20,33 @@ from numpy.typing import NDArray
 from pdsim import simulate
 from pdsim.calibration.fit.profile import calibrate, profile_of
 from pdsim.calibration.fit.rows import read_rows, write_rows
+from pdsim.metrics.records import RequestRecord
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import write_yaml
 
 HERE = Path(__file__).parent
 DATA = HERE / "data"
+SECOND = HERE / "second"
+"""Tables of a second machine, made as those of DATA."""
 LOADS = ("fp8_singles", "fp8_hi", "fp8_hi2", "bf16_hi")
 BF16 = ("weight_dtype=bf16", "prefill.pool_tokens=845568", "decode.pool_tokens=845568")
 ONE_CLIENT = "client={use: closed_loop, concurrency: 1}"
 USUAL_WAY = ("front_end=sglang_gateway", "network.message_latency=0.75 ms")
 """Front end and messages as in other studies of SGLang, without this server's single requests."""
+SECOND_LOADS = ("fp8_singles", "bf16_singles", "fp8_hi", "bf16_hi")
+SECOND_WAY = (
+    "network.message_latency=1.5 ms",
+    "front_end={kind: sglang_gateway, service_per_token: 1.77 us, latency_in: 2 ms, stall: 42.6 ms}",
+)
+"""Front end and messages by fp8_singles of the second machine."""
 BEFORE_STALL_S = 13.9
 """Requests of fp8_hi2 that were sent later met a decode server whose HTTP process stood still."""
+SECOND_PARTS = {"fp8_hi": ("from", 2.4), "bf16_hi": ("until", 21.8)}
+"""Parts of the second machine's loads without its longest stalls, in s."""
 IDLE_MS = 0.3
 LENGTHS = (300, 600, 900, 1300, 2000)
 STAGES = ("until the GPU begins", "forward", "until decode has its KV", "until the first token")
+HEADER = f"| load | | {' | '.join(STAGES)} | TTFT | |\n|---|---|{'---|' * len(STAGES)}---|---|"
 
 Floats = NDArray[np.float64]
 
@@ -47,8 +61,8 @@ class Times(NamedTuple):
         return self.columns[f"{end}_ms"] - self.columns[f"{begin}_ms"]
 
 
-def table(name: str) -> Times:
-    with open_gzip(DATA / f"{name}.csv.gz", "rt") as file:
+def table(name: str, data: Path = DATA) -> Times:
+    with open_gzip(data / f"{name}.csv.gz", "rt") as file:
         rows = list(DictReader(file))
     columns = {key: np.array([float(row[key] or "nan") for row in rows]) for key in rows[0]}
     if "arrival_s" in columns:
@@ -56,26 +70,36 @@ def table(name: str) -> Times:
     return Times(columns)
 
 
-def measured(load: str) -> Floats:
+def measured(load: str, data: Path = DATA) -> Floats:
     """Stages of each request in ms: an array (stages, requests)."""
-    times = table(f"requests_{load}")
+    times = table(f"requests_{load}", data)
     stamps = ("sent", "gpu_begin", "gpu_end", "d_kv", "first_token")
     return np.array([times(begin, end) for begin, end in pairwise(stamps)])
 
 
-def simulated(load: str, knows: str) -> Floats:
-    """Stages of each request in ms: an array (stages, requests). knows: a key of KNOWN."""
+def simulated(load: str, knows: str, data: Path = DATA) -> Floats:
+    """Stages of each request in ms: an array (stages, requests). knows: a key of KNOWN or SECOND_KNOWN."""
+    return stages_of(records(load, knows, data))
+
+
+def records(load: str, knows: str, data: Path = DATA) -> Sequence[RequestRecord]:
     dtype = load.partition("_")[0]
-    changes = [f"workload.path=data/requests_{load}.csv.gz", *(BF16 if dtype == "bf16" else ())]
+    changes = [f"workload.path={data.name}/requests_{load}.csv.gz", *(BF16 if dtype == "bf16" else ())]
     changes += [ONE_CLIENT] if load.endswith("singles") else []
+    source = DATA if knows == "first" else data
     with TemporaryDirectory() as folder:
         path = Path(folder) / "profile.yaml"
-        rows = [DATA / f"rows_{dtype}.csv.gz", *([DATA / "rows_host.csv.gz"] if knows == "stamps" else [])]
+        names = (f"rows_{dtype}", *(("rows_host",) if knows in ("stamps", "first") else ()))
+        rows = [source / f"{name}.csv.gz" for name in names]
         if knows == "sizes":
             rows = [without_ends(rows[0], Path(folder))]
         write_yaml(profile_of(calibrate(read_rows(rows)), load, ""), path)
-        changes += [f"cost={{profile: {path}}}", *(USUAL_WAY if knows != "stamps" else ())]
-        requests = simulate(load_scenario(HERE / "scenario.yaml", tuple(changes))).records.requests
+        changes += [f"cost={{profile: {path}}}", *(USUAL_WAY if knows in ("sizes", "log") else ())]
+        changes += SECOND_WAY if source == SECOND else ()
+        return simulate(load_scenario(HERE / "scenario.yaml", tuple(changes))).records.requests
+
+
+def stages_of(requests: Sequence[RequestRecord]) -> Floats:
     fields = ("arrival_ns", "prefill_start_ns", "prefill_end_ns", "transfer_end_ns", "first_token_ns")
     stamps = np.array([[getattr(one, field) / 1e6 for one in requests] for field in fields])
     found: Floats = np.diff(stamps, axis=0)
@@ -92,10 +116,11 @@ def without_ends(path: Path, folder: Path) -> Path:
 
 KNOWN = {"sizes": "times of forwards", "log": "and their ends", "stamps": "and the loop's times by `fp8_singles`"}
 """What the simulations know, each with all before it."""
+SECOND_KNOWN = {"first": "the first machine's times", "stamps": "its own times"}
 
 
 def report_stages() -> None:
-    print(f"| load | | {' | '.join(STAGES)} | TTFT | |\n|---|---|{'---|' * len(STAGES)}---|---|")
+    print(HEADER)
     for load in LOADS:
         sent_s = table(f"requests_{load}").columns["arrival_s"]
         parts = {load: sent_s < np.inf}
@@ -108,12 +133,15 @@ def report_stages() -> None:
             print(row(part, "measured", times_ms, ""))
             for name, stages in found.items():
                 means_ms = stages[:, chosen].mean(axis=1)
-                error = f"{100 * (means_ms.sum() / times_ms.sum() - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
-                print(row("", name, means_ms, error))
+                print(row("", name, means_ms, error(means_ms.sum(), times_ms.sum())))
 
 
-def row(load: str, name: str, times_ms: Floats, error: str) -> str:
-    return f"| {' | '.join((load, name, *(f'{ms:.1f}' for ms in (*times_ms, times_ms.sum())), error))} |"
+def error(found: float, real: float) -> str:
+    return f"{100 * (found / real - 1):+.1f} %".replace("-", "\N{MINUS SIGN}")
+
+
+def row(load: str, name: str, times_ms: Floats, miss: str) -> str:
+    return f"| {' | '.join((load, name, *(f'{ms:.1f}' for ms in (*times_ms, times_ms.sum())), miss))} |"
 
 
 def report_forwards() -> None:
@@ -131,21 +159,70 @@ def report_forwards() -> None:
             print(f"| {load} | {low + 1:,} to {high:,} | {' | '.join(cells)} |")
 
 
-def report_loop() -> None:
-    print(f"\n| | {' | '.join(LOADS)} |\n|---|{'---|' * len(LOADS)}")
-    forwards = {load: table(f"forwards_{load}") for load in LOADS}
+def report_loop(loads: Sequence[str] = LOADS, data: Path = DATA) -> None:
+    print(f"\n| | {' | '.join(loads)} |\n|---|{'---|' * len(loads)}")
+    forwards = {load: table(f"forwards_{load}", data) for load in loads}
     for name, begin, end in (
         ("from the choice to the launch", "chosen", "launch"),
         ("launch", "launch", "launched"),
         ("result and sends", "result", "sent"),
         ("looks at transfers", "sent", "looked"),
     ):
-        print(f"| {name} | {' | '.join(f'{np.nanmean(forwards[load](begin, end)):.1f}' for load in LOADS)} |")
-    prompts = (f"{fmean(forwards[load].columns['prompts']):.1f}" for load in LOADS)
+        print(f"| {name} | {' | '.join(f'{np.nanmean(forwards[load](begin, end)):.1f}' for load in loads)} |")
+    prompts = (f"{fmean(forwards[load].columns['prompts']):.1f}" for load in loads)
     print(f"| prompts of a forward | {' | '.join(prompts)} |")
+
+
+def report_second() -> None:
+    print(f"\n{HEADER}")
+    found = {
+        load: {name: records(load, knows, SECOND) for knows, name in SECOND_KNOWN.items()} for load in SECOND_LOADS
+    }
+    for load, simulations in found.items():
+        real = measured(load, SECOND)
+        for part, chosen in parts_of_second(load).items():
+            times_ms = real[:, chosen].mean(axis=1)
+            print(row(part, "measured", times_ms, ""))
+            for name, requests in simulations.items():
+                means_ms = stages_of(requests)[:, chosen].mean(axis=1)
+                print(row("", name, means_ms, error(means_ms.sum(), times_ms.sum())))
+    print("\n| load | | TPOT | | output tokens/s | |\n|---|---|---|---|---|---|")
+    for load in SECOND_PARTS:
+        tpot_ms, speed = measured_speed(load)
+        print(f"| {load} | measured | {tpot_ms:.2f} ms | | {speed:,.0f} | |")
+        for name, requests in found[load].items():
+            own_ms, own = simulated_speed(requests)
+            print(f"| | {name} | {own_ms:.2f} ms | {error(own_ms, tpot_ms)} | {own:,.0f} | {error(own, speed)} |")
+
+
+def parts_of_second(load: str) -> dict[str, NDArray[np.bool_]]:
+    """Requests of a load and of its part without the longest stalls."""
+    sent_s = table(f"requests_{load}", SECOND).columns["arrival_s"]
+    parts = {load: sent_s < np.inf}
+    if load in SECOND_PARTS:
+        side, time_s = SECOND_PARTS[load]
+        parts[f"{load}, {side} {time_s} s"] = (sent_s < time_s) == (side == "until")
+    return parts
+
+
+def measured_speed(load: str) -> tuple[float, float]:
+    """Mean TPOT in ms, and output tokens/s, of a load of the second machine."""
+    times = table(f"requests_{load}", SECOND)
+    tokens = times.columns["out_tokens"]
+    span_ms = times.columns["end_ms"].max() - times.columns["sent_ms"].min()
+    return float(np.mean(times("first_token", "end") / (tokens - 1))), 1e3 * tokens.sum() / span_ms
+
+
+def simulated_speed(requests: Sequence[RequestRecord]) -> tuple[float, float]:
+    """Mean TPOT in ms, and output tokens/s."""
+    fields = ("arrival_ns", "first_token_ns", "end_ns", "num_output_tokens")
+    sent_ns, first_ns, end_ns, tokens = (np.array([getattr(one, field) for one in requests]) for field in fields)
+    return float(np.mean((end_ns - first_ns) / (tokens - 1))) / 1e6, 1e9 * tokens.sum() / (end_ns.max() - sent_ns.min())
 
 
 if __name__ == "__main__":
     report_stages()
     report_forwards()
     report_loop()
+    report_second()
+    report_loop(SECOND_LOADS, SECOND)
