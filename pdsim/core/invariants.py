@@ -53,6 +53,8 @@ def check_idle(instance: AnyInstance) -> None:
     _require(host is None or not host.retracted, "LEAK-7", "retracted requests in host memory", host, instance)
     offload = instance.cache.offload
     _require(offload is None or not (offload.stores or offload.loads), "LEAK-7", "copies of blocks", offload, instance)
+    chunks = instance.cache.chunks
+    _require(chunks is None or not chunks.lookups, "LEAK-7", "lookups of prompts", chunks, instance)
     _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
 
 
@@ -108,8 +110,9 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
     elif cache.offload is not None:
         _check_offload(cache.offload)
     if cache.chunks is not None:
-        pool, places = cache.chunks.pool, cache.chunks.places
-        _check_pool(pool, list(places.values()), [])
+        pool, places, lookups = cache.chunks.pool, cache.chunks.places, cache.chunks.lookups
+        read = [place for lookup in lookups.values() for place in lookup.read]
+        _check_pool(pool, [*places.values(), *read], [])
     if isinstance(cache, HybridKvCache):
         _check_states(cache, nodes, leases)
 

@@ -517,6 +517,15 @@ class SaveChunks:
 
     pages: tuple[int, ...]
     host_chunks: tuple[int, ...]
+    store: "StoreKv | None" = None
+    """Copy to storage that follows. None: the chunks are not stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """The instance's loop sleeps before the step that it has just chosen."""
+
+    duration_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -542,7 +551,9 @@ class StoreKv:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchKv:
-    """Read a prompt's KV from storage into these host pages, for tokens from start_tokens on."""
+    """Read a prompt's KV from storage into these host pages, for tokens from start_tokens on. LMCache takes host memory
+    only for pages that storage has, so host_pages is empty.
+    """
 
     request_id: int
     prompt: TokenSequence
@@ -550,6 +561,8 @@ class PrefetchKv:
     host_pages: tuple[int, ...]
     least_pages: int
     """Minimum number of pages to read. If storage has fewer pages, it reads none."""
+    most_pages: int
+    """Maximum number of pages to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -665,7 +678,7 @@ class WakeAt:
 
 
 StorageCopy = StoreKv | PrefetchKv | StopPrefetch
-HostCopy = WriteBackup | LoadBack | Offload | LoadChunks | SaveChunks | LoadRetracted | StorageCopy
+HostCopy = WriteBackup | LoadBack | Offload | LoadChunks | SaveChunks | Sleep | LoadRetracted | StorageCopy
 TransferCommand = TransferUnit | StartTransfer | ReturnKv | Scatter | SendEmbeddings
 Command = (
     Send | Tell | WakeAt | TransferCommand | FirstToken | Retracted | AskOutput | SaveKv | LoadKv | HostCopy | Outcome

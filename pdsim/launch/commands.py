@@ -187,6 +187,10 @@ Rule = Check | Aside | str | None
 """What a launch does with a field. None: commands express it. Aside: the launch ignores it and adds a note. Text: the
 launch refuses it; the text says why, and what is possible. Check: a function that decides.
 """
+DRIVES: dict[str, Rule] = {
+    f"storage.{name}": Aside("the real cluster has its own drives and links")
+    for name in ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
+}
 
 TIMES = Aside("the real cluster has its own times and shares")
 _OF_PAIRS = Aside("an aggregated cluster has one policy of routing and no transfers")

@@ -189,8 +189,8 @@ def _vllm_flags(scenario: Scenario, role: str, model: str, settings: Flags, at: 
         transport = scenario.network.transport
         moved_by = transport if transport.startswith("nixl") else "nixl-rdma"
         flags.append(("disaggregation-mode", role))
-    servers, pushes = getattr(scenario, role), scenario.network.nixl_push
-    return [*flags, ("kv-transfer-config", vllm.transfer_config(moved_by, "kv_both", servers, pushes=pushes))]
+    moved = vllm.transfer_config(scenario, moved_by, "kv_both", getattr(scenario, role))
+    return [*flags, ("kv-transfer-config", moved)]
 
 
 def _of_transport(scenario: Scenario) -> list[str]:

@@ -3,18 +3,20 @@
 from typing import Any
 
 from pdsim.launch.commands import Place
-from pdsim.scenario.sections.servers import ServerSettings
+from pdsim.scenario.sections.servers import ServerSettings, StorageSettings
 
 OFFLOADING, LMCACHE, KVBM = "OffloadingConnector", "LMCacheConnectorV1", "DynamoConnector"
 KVBM_GB = "DYN_KVBM_CPU_CACHE_GB"
 """Environment variable with the host memory of all ranks of a server in GB (ai-dynamo/dynamo,
 lib/llm/src/block_manager/distributed/leader.rs of ae2223b: compute_num_blocks).
 """
+STORES = {False: "fs://localhost:0/var/tmp/lmcache", True: "mooncakestore://localhost:50051/"}
+"""Value of LMCache's remote_url, by storage.shared."""
 _KVBM_MODULE = {"kv_connector_module_path": "kvbm.vllm_integration.connector"}
 _FIRST_KVBM_PORT = 56001
 
 
-def connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
+def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
     """Settings of the connector to host memory. LMCache takes a size in GiB per rank, OffloadingConnector a size in
     bytes for all ranks of an engine (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403). KVBM reads its size
     from the environment.
@@ -31,6 +33,8 @@ def connector(servers: ServerSettings, host_bytes: int) -> dict[str, Any]:
             "lmcache.chunk_size": servers.host_cache_chunk_tokens,
             **({"lmcache.use_layerwise": True} if servers.host_cache_layerwise else {}),
         }
+        if storage is not None:
+            extra |= {"lmcache.remote_url": STORES[storage.shared], "lmcache.enable_async_loading": True}
     name = LMCACHE if is_lmcache else OFFLOADING
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from pdsim.launch.bench_serving import bench_flags
 from pdsim.launch.commands import (
+    DRIVES,
     FIRST_BOOTSTRAP_PORT,
     HOST,
     TIMES,
-    Aside,
     Launch,
     Place,
     Rule,
@@ -140,7 +140,6 @@ _SAID = (
     "decode.polling_interval",
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
 )
-_DRIVES = ("drives", "size", "read_bandwidth", "write_bandwidth", "io_limit", "client_bandwidth", "latency")
 _STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
 
 
@@ -150,7 +149,7 @@ def _engine(value: Any, _scenario: Scenario) -> str | None:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
-    **{f"storage.{name}": Aside("the real cluster has its own drives and links") for name in _DRIVES},
+    **DRIVES,
     **{f"network.staging.{name}": TIMES for name in _STAGING},
     "engine": _engine,
     "weight_dtype": weights,

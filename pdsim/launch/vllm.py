@@ -9,6 +9,7 @@ from typing import Any
 
 from pdsim.launch import host_memory
 from pdsim.launch.commands import (
+    DRIVES,
     FIRST_BOOTSTRAP_PORT,
     GATEWAY_PORT,
     HOST,
@@ -89,6 +90,13 @@ def _stages(value: Any, scenario: Scenario) -> str | None:
 
 
 VICTIMS = ("fewest_outputs_first", "last_admitted_first", "last_arrived_first", "lowest_priority_first")
+
+
+def _storage(value: Any, scenario: Scenario) -> str | None:
+    found = {servers.host_cache_connector for servers in scenario.roles.values() if servers.host_cache is not None}
+    return None if value is None or found == {"lmcache"} else "pdsim launches storage behind LMCache only; leave it out"
+
+
 SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         (
@@ -114,7 +122,9 @@ SERVER_RULES: dict[str, Rule] = {
     **dict.fromkeys(("*.host_cache", "*.host_cache_connector", "*.host_cache_chunk_tokens", "*.host_cache_layerwise")),
     "*.host_cache_write": one_of(("write_through",), "vLLM"),
     "decode.host_cache": "vLLM's decode reads all KV from prefill (0.33.0, multi_connector.py:467); leave it out",
-    "storage": "pdsim launches no tiers of vLLM behind host memory; leave it out",
+    "storage": _storage,
+    "storage.shared": None,
+    **DRIVES,
     "*.two_batch_overlap": "pdsim does not launch vLLM's dual batch overlap (--enable-dbo); leave it out",
     "*.preemption": one_of(VICTIMS, "vLLM"),
     "*.cp": "pdsim models SGLang's context parallelism, which differs from vLLM's; give 1",
@@ -157,7 +167,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         servers: ServerSettings = getattr(scenario, role)
         settings = server_flags(made, scenario, servers)
         transport = scenario.network.transport if role in KV_ROLES else None
-        moved = transfer_config(transport, KV_ROLES.get(role, "kv_both"), servers, pushes=scenario.network.nixl_push)
+        moved = transfer_config(scenario, transport, KV_ROLES.get(role, "kv_both"), servers)
         settings.append(("kv-transfer-config", moved))
         for index, place in enumerate(servers_at):
             for rank, host in enumerate(place.hosts):
@@ -210,6 +220,8 @@ def own_ways(scenario: Scenario) -> list[str]:
         found.append(
             "prefill.hold_timeout: NIXL holds KV for a lease (kv_lease_duration), which a living decode renews"
         )
+    if scenario.storage is not None and scenario.storage.shared:
+        found.append(f"storage: give the store's address in place of {host_memory.STORES[True]} (lmcache.remote_url)")
     if scenario.engine == "vllm":
         return found
     if isinstance(scenario.servers[1].preemption, FewestOutputsFirst):
@@ -281,16 +293,13 @@ def _all_to_all(scenario: Scenario, servers: ServerSettings) -> str | None:
     return None if backend == "none" else f"{backend}_{kernels}"
 
 
-def transfer_config(transport: str | None, role: str, servers: ServerSettings, *, pushes: bool = False) -> str | None:
-    """The JSON of --kv-transfer-config. None: the server has no connector.
-
-    transport: None: an aggregated server. pushes: True: prefill writes KV to decode through NIXL.
-    """
+def transfer_config(scenario: Scenario, transport: str | None, role: str, servers: ServerSettings) -> str | None:
+    """The JSON of --kv-transfer-config. None: the server has no connector. transport: None: an aggregated server."""
     found = [] if transport is None else [_transfer_connector(transport, role, servers)]
-    if pushes and found:
+    if scenario.network.nixl_push and found:
         found[0]["kv_connector"] = NIXL_PUSH
     if servers.host_cache_bytes is not None:
-        found.append(host_memory.connector(servers, servers.host_cache_bytes))
+        found.append(host_memory.connector(servers, servers.host_cache_bytes, scenario.storage))
     if not found:
         return None
     several = host_memory.beside_transfers(servers, role, found)

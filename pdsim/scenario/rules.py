@@ -28,7 +28,7 @@ of other roles have the field.
 
 if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
-    from pdsim.scenario.sections.servers import ServerSettings
+    from pdsim.scenario.sections.servers import ServerSettings, StorageSettings
 
 
 def _of_its_engine(scenario: "Scenario") -> str:
@@ -155,8 +155,19 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
             )
         if (beside := _beside_kvbm(scenario, servers)) and servers.host_cache is not None:
             return f"{role}.host_cache_connector: kvbm: {beside}"
-    if scenario.storage is not None:
-        return "storage: pdsim does not model vLLM's tiers behind host memory; leave it out"
+    return "" if scenario.storage is None else _wrong_storage_for_vllm(scenario, scenario.storage)
+
+
+def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") -> str:
+    """LMCache's remote store, read with enable_async_loading."""
+    for name in ("prefetch", "prefetch_threshold"):
+        if getattr(storage, name) != type(storage).model_fields[name].default:
+            return f"storage.{name}: it is a setting of SGLang; leave it out"
+    for role, servers in scenario.roles.items():
+        if servers.host_cache is not None and servers.host_cache_connector != "lmcache":
+            return f"storage: pdsim models vLLM's storage behind {role}.host_cache_connector lmcache only; leave it out"
+        if servers.host_cache_layerwise:
+            return f"storage: pdsim does not model it beside {role}.host_cache_layerwise; leave one of the two out"
     return ""
 
 

@@ -19,6 +19,7 @@ from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.recorder import Recorder
 from pdsim.metrics.records import RequestRecord
 from pdsim.policy.views import TokenSequence
+from pdsim.scenario.building.caches import stored_page_tokens
 from pdsim.scenario.building.cluster import Cluster, build
 from pdsim.scenario.building.sizing import server_of
 from pdsim.scenario.schema import Scenario
@@ -172,7 +173,7 @@ class Simulation(Bus):
             self.timeline,
             costs,
             shared=settings.shared,
-            page_size=self.cluster.scenario.page_size,
+            page_size=stored_page_tokens(self.cluster.scenario),
             record=self.recorder.on_host_copy,
             tell=self.deliver,
         )

@@ -474,6 +474,22 @@ def test_short_options_of_vllm_are_read(tmp_path):
     assert (servers["tp"], servers["dp"]) == (4, 2)
 
 
+@pytest.mark.parametrize(
+    ("url", "loads", "shared"),
+    [
+        ("mooncakestore://10.0.0.1:50051/", True, True),
+        ("fs://localhost:0/kv", "true", False),
+        ("redis://a:1", False, None),
+    ],
+)
+def test_a_remote_store_of_lmcache_is_storage_if_it_loads_asynchronously(tmp_path, url, loads, shared):
+    extra = {"lmcache.remote_url": url, "lmcache.enable_async_loading": loads}
+    config = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    read = imported(tmp_path, "run.sh", f"vllm serve Qwen/Qwen3-8B --kv-transfer-config '{json.dumps(config)}'\n")
+    assert read.data.get("storage", {}).get("shared") == shared
+    assert any("LMCache's remote_url" in one for one in read.aside) == (shared is None)
+
+
 def test_a_size_of_lmcache_that_is_no_number_is_refused(tmp_path):
     text = "LMCACHE_MAX_LOCAL_CPU_SIZE=nan vllm serve Qwen/Qwen3-8B --kv-transfer-config "
     with pytest.raises(ConfigError, match="max_local_cpu_size: nan: expected a number"):

@@ -210,6 +210,21 @@ def test_kvbm_has_host_memory_of_all_gpus_of_a_server_and_ports_of_its_own(engin
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_storage_behind_lmcache_is_its_remote_store(engine, shared, tmp_path_factory):
+    servers = {"gpu": "h100", "host_cache": "80 GiB", "host_cache_connector": "lmcache"}
+    data = {"model": MOE, "engine": "vllm", "page_size": 16, "aggregated": servers, "storage": {"shared": shared}}
+    load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}
+    read = check({**data, "workload": load, "client": CLOSED}, engine, tmp_path_factory)
+    assert read.storage.shared == shared
+    made = ENGINES[engine](read, [], MOE)
+    url = "mooncakestore://" if shared else "fs://"
+    stored = f'"lmcache.remote_url":"{url}localhost'
+    assert any(stored in one and '"lmcache.enable_async_loading":true' in one for one in made.commands.values())
+    assert any("give the store's address" in one for one in made.notes) == shared
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
 def test_nixl_pushes_if_it_is_told(engine, tmp_path_factory):
     data = {"model": DENSE, "engine": "vllm", "page_size": 16, "prefill": {"gpu": "h100"}, "decode": {"gpu": "h100"}}
     load = {"use": "random_lengths", "num_requests": 5, "input_tokens": 9, "output_tokens": 9}

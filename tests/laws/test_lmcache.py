@@ -98,7 +98,7 @@ def test_chunks_come_and_go_as_in_a_list_of_prefixes(calls, num_chunks, is_layer
     twin = ListOfChunks(num_chunks, is_layerwise)
     for prompt, knows in calls:
         found = twin.look_up(prompt)
-        assert cache.num_loadable_pages(prompt, 0, len(prompt)) == found * CHUNK // PAGE
+        assert cache.num_loadable_pages(0, prompt, 0, len(prompt)) == found * CHUNK // PAGE
         found = found if knows else 0  # a twin of the prompt was saved meanwhile
         cache.save(prompt, found, len(prompt), list(range(100)))
         twin.save(prompt, found)

@@ -181,7 +181,7 @@ def test_blocks_that_lack_are_stored_and_the_least_recently_used_go_from_their_e
     [
         ({"decode__host_cache": "1 GB", "decode__radix_cache": True}, "one connector loads all KV of a request"),
         ({"prefill__host_cache": "1 GB", "prefill__host_cache_write": "write_back"}, "is a setting of SGLang"),
-        ({"prefill__host_cache": "1 GB", "storage": {}}, "tiers behind host memory"),
+        ({"prefill__host_cache": "1 GB", "storage": {}}, "behind prefill.host_cache_connector lmcache only"),
     ],
 )
 def test_what_vllm_has_not_is_refused(changes, reason):

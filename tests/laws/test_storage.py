@@ -405,7 +405,7 @@ def test_an_instance_looks_up_and_reads_one_prompt_after_another_as_they_come(as
     for i, prompt in enumerate(asked):
         tokens = Spans.of(i, prompt.num_pages)
         store.write(tokens, 0, prompt.num_found)
-        command = PrefetchKv(i, tokens, 0, tuple(range(prompt.num_pages)), 1)
+        command = PrefetchKv(i, tokens, 0, tuple(range(prompt.num_pages)), 1, prompt.num_pages)
         timeline.after(prompt.at_ns, client.prefetches.prefetch, command)
         if prompt.stop_ns < NEVER_NS:
             timeline.after(prompt.stop_ns, client.prefetches.stop, StopPrefetch(i))
@@ -440,7 +440,7 @@ def test_batches_take_their_latency_and_the_time_of_the_narrowest_link(costs, nu
     tokens, pages = Spans.of(0, num_pages), tuple(range(num_pages))
     writer.store(StoreKv(tokens, 0, pages), 0)
     timeline.run_all()
-    reader.prefetches.prefetch(PrefetchKv(0, tokens, 0, pages, 1))
+    reader.prefetches.prefetch(PrefetchKv(0, tokens, 0, pages, 1, len(pages)))
     timeline.run_all()
     batches = [min(BATCH_PAGES, num_pages - first) for first in range(0, num_pages, BATCH_PAGES)]
     assert [(row.kind, row.num_pages) for row in rows] == [("store", num_pages), *(("read", n) for n in batches)]

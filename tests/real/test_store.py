@@ -205,7 +205,7 @@ class Play:
     def prefetch(self, page, token):
         request_id = len(self.told) + 100 * self.num_tokens + 10_000 * page
         self.reserved[request_id] = page, token
-        self.storage.begin(PrefetchKv(request_id, TokenIds([token]), 0, (page,), 1))
+        self.storage.begin(PrefetchKv(request_id, TokenIds([token]), 0, (page,), 1, 1))
 
     def end_copy(self):
         page, token, user = self.copies[0]
@@ -268,7 +268,7 @@ def test_every_object_is_the_kv_of_its_tokens_in_whatever_order_threads_work(dat
 
 def test_an_instance_gets_what_all_its_ranks_have(caplog):
     play = Play()
-    play.storage.begin(PrefetchKv(1, TokenIds(range(9)), 0, (1, 2, 3), 1))
+    play.storage.begin(PrefetchKv(1, TokenIds(range(9)), 0, (1, 2, 3), 1, 3))
     play.reserved[1] = 1, None
     play.threads[LookUpPages].popleft()[2]([3, 2], None)
     task, _, on_read = play.threads[ReadPages].popleft()
@@ -278,7 +278,7 @@ def test_an_instance_gets_what_all_its_ranks_have(caplog):
     assert [(one.num_found, one.num_read, one.is_over) for one in play.told] == [(2, 0, False), (1, 1, True)]
     (note,) = play.notes
     assert (note.kind, note.num_pages, note.start_ns, note.end_ns) == ("read", 1, 3, 9)
-    play.storage.begin(PrefetchKv(2, TokenIds(range(9)), 0, (1, 2, 3), 1))
+    play.storage.begin(PrefetchKv(2, TokenIds(range(9)), 0, (1, 2, 3), 1, 3))
     play.reserved[2] = 1, None
     with caplog.at_level(logging.WARNING):
         play.threads[LookUpPages].popleft()[2]([], "RuntimeError: no")

@@ -10,16 +10,40 @@ are evicted later. A store adds the first chunk first, so the first chunk is evi
 With is_layerwise each layer waits for its own part of the load, and its own part is saved as soon as the layer is
 computed, only of chunks that host memory lacks (cache_engine.py:692, 1106, gpu_connectors.py:1271, 1405, 1433).
 
+With storage behind host memory (remote_url and enable_async_loading), a prompt is looked up when a step could first
+begin it, and waits until storage has read the chunks that continue those in host memory (storage_manager.py:655).
+Until the prompt begins, none of these chunks is evicted. Chunks that storage has read serve this one prompt: host
+memory does not keep them (storage_manager.py:522), and a found chunk does not count as used (touch_cache is called in
+cache_engine.py:1275 only). What is saved to host memory is then written to storage (storage_manager.py:386).
+
 LMCache 0.5.6: vllm_v1_adapter.py, cache_engine.py, local_cpu_backend.py. Law: tests/laws/test_lmcache.py.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import takewhile
 
 from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
+from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
+
+SLEEP_NS = 10_000_000
+"""Time in ns for which the scheduler sleeps whenever it asks for a lookup that has not ended (LMCache 0.5.6,
+lmcache_async_lookup_client.py:125, 143, 183)."""
+
+
+@dataclass(slots=True, eq=False)
+class ChunkLookup:
+    """Chunks that a prompt has found. Host memory keeps these chunks until the prompt begins."""
+
+    keys: list[int]
+    """Keys of chunks in host memory, from the prompt's beginning."""
+    read: list[int]
+    """Places in host memory of further chunks, which storage has read for this prompt."""
+    is_over: bool = False
+    is_dropped: bool = False
+    """True: the prompt was withdrawn before its lookup ended."""
 
 
 def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator[int]:
@@ -33,9 +57,12 @@ def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator
 
 
 class ChunkCache:
-    def __init__(self, pool: PagePool, page_size: int, chunk_tokens: int, *, is_layerwise: bool = False) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, chunk_tokens: int, *, is_layerwise: bool = False, stores: bool = False
+    ) -> None:
         """pool: pool of host memory; each of its pages holds one chunk. page_size: tokens of a GPU page. chunk_tokens:
-        tokens of a chunk, a multiple of page_size. is_layerwise: True: chunks are copied layer by layer.
+        tokens of a chunk, a multiple of page_size. is_layerwise: True: chunks are copied layer by layer. stores: True:
+        storage is behind host memory.
         """
         self.pool = pool
         self.is_layerwise = is_layerwise
@@ -44,30 +71,92 @@ class ChunkCache:
         """Page id in the host pool of each chunk, by the chunk's key. Least recently used first."""
         self._chunk_pages = chunk_tokens // page_size
         self._copies: list[m.HostCopy] = []
+        self._stores = stores
+        self._num_sleeps = 0
+        self._held: Counter[int] = Counter()
+        """Number of lookups that have found a chunk, by the chunk's key. These chunks are not evicted."""
+        self.lookups: dict[int, ChunkLookup] = {}
+        """Lookups of prompts that have not begun, by request id. Empty without storage."""
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order, and forgets them."""
+        """Returns the copies that were decided since the last call, in order, and forgets them. The instance's loop
+        sleeps before loads.
+        """
         copies, self._copies = self._copies, []
+        if self._num_sleeps:
+            copies.insert(0, m.Sleep(self._num_sleeps * SLEEP_NS))
+            self._num_sleeps = 0
         return copies
+
+    # Lookups with storage.
+
+    @property
+    def is_asking(self) -> bool:
+        """True if the scheduler sleeps in each step, because a prompt waits for its lookup."""
+        return any(not (lookup.is_over or lookup.is_dropped) for lookup in self.lookups.values())
+
+    def must_wait(self, request_id: int, prompt: TokenSequence) -> bool:
+        """True if a prompt must wait for its lookup. The first call begins the lookup."""
+        if not self._stores:
+            return False
+        lookup = self.lookups.get(request_id)
+        if lookup is None:
+            keys = self._found(prompt, len(prompt))
+            self._held.update(keys)
+            lookup = self.lookups[request_id] = ChunkLookup(keys, [])
+            start, most = len(keys) * self.chunk_tokens, len(prompt) // self.chunk_tokens - len(keys)
+            self._copies.append(m.PrefetchKv(request_id, prompt, start, (), 1, most))
+        lookup.is_dropped = False
+        self._num_sleeps += not lookup.is_over
+        return not lookup.is_over
+
+    def on_prefetched(self, message: m.Prefetched) -> None:
+        """Handles the end of a lookup and of its reads. Chunks for which host memory has no room are lost."""
+        if message.is_over:
+            lookup = self.lookups[message.request_id]
+            lookup.is_over = True
+            lookup.read = self._make_places(message.num_read)
+            if lookup.is_dropped:
+                self.release(message.request_id)
+
+    def release(self, request_id: int) -> None:
+        """Ends a prompt's hold on the chunks that it has found. No effect if the prompt was not looked up."""
+        lookup = self.lookups.get(request_id)
+        if lookup is None:
+            return
+        lookup.is_dropped = True
+        if lookup.is_over:
+            del self.lookups[request_id]
+            self._held -= Counter(lookup.keys)
+            self.pool.free(lookup.read)
+
+    def num_found(self, request_id: int, sequence: TokenSequence, num_tokens: int) -> int:
+        """Number of chunks that a prompt has found when it begins, within the first num_tokens."""
+        if (lookup := self.lookups.get(request_id)) is not None:
+            return min(len(lookup.keys) + len(lookup.read), num_tokens // self.chunk_tokens)
+        return self.num_chunks(sequence, num_tokens)
 
     def num_chunks(self, sequence: TokenSequence, num_tokens: int) -> int:
         """Number of consecutive chunks in host memory from the sequence's beginning, within the first num_tokens."""
         return len(self._found(sequence, num_tokens))
 
-    def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of GPU pages that host memory can load after the first num_shared pages of a sequence. The call counts
-        as a use of the chunks.
+    def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
+        """Number of GPU pages that host memory can load after the first num_shared pages of a sequence. Without
+        storage, the call counts as a use of the chunks.
         """
-        found = self._found(sequence, num_tokens)
-        for key in reversed(found):
-            self.places.move_to_end(key)
-        return max(0, len(found) * self._chunk_pages - num_shared)
+        if not self._stores:
+            for key in reversed(self._found(sequence, num_tokens)):
+                self.places.move_to_end(key)
+        return max(0, self.num_found(request_id, sequence, num_tokens) * self._chunk_pages - num_shared)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
         """Decides a copy of chunks to these GPU pages. The chunks follow the first num_shared pages of the sequence."""
         num_chunks = (num_shared + len(pages)) // self._chunk_pages
-        keys = self._found(sequence, num_chunks * self.chunk_tokens)[num_shared // self._chunk_pages :]
-        self._copies.append(m.LoadChunks(request_id, tuple([self.places[key] for key in keys]), tuple(pages)))
+        lookup = self.lookups.get(request_id)
+        keys = self._found(sequence, num_chunks * self.chunk_tokens) if lookup is None else lookup.keys
+        places = [self.places[key] for key in keys] + ([] if lookup is None else lookup.read)
+        host_chunks = tuple(places[num_shared // self._chunk_pages : num_chunks])
+        self._copies.append(m.LoadChunks(request_id, host_chunks, tuple(pages)))
 
     def save(self, prompt: TokenSequence, first: int, num_tokens: int, table: list[int]) -> None:
         """Decides a copy of the whole chunks of the first num_tokens, from chunk number `first` on, to host memory.
@@ -84,7 +173,8 @@ class ChunkCache:
             return
         size = self._chunk_pages
         pages = [page for number, _ in chunks[: len(places)] for page in table[number * size : (number + 1) * size]]
-        self._copies.append(m.SaveChunks(tuple(pages), tuple(places)))
+        store = m.StoreKv(prompt, first * self.chunk_tokens, tuple(places)) if self._stores else None
+        self._copies.append(m.SaveChunks(tuple(pages), tuple(places), store))
         for (_, key), place in zip(chunks, places, strict=False):
             if key in self.places:
                 self.pool.free([place])
@@ -92,17 +182,19 @@ class ChunkCache:
                 self.places[key] = place
 
     def flush(self) -> None:
-        """Drops all chunks."""
-        self.pool.free(list(self.places.values()))
-        self.places.clear()
+        """Drops all chunks that no lookup has found."""
+        for key in [key for key in self.places if key not in self._held]:
+            self.pool.free([self.places.pop(key)])
 
     def _make_places(self, num_chunks: int) -> list[int]:
         """Allocates host memory for at most num_chunks chunks, and evicts least recently used chunks if needed."""
         places: list[int] = []
-        while len(places) < num_chunks and (self.pool.num_free or self.places):
+        while len(places) < num_chunks:
             if not self.pool.num_free:
-                _, oldest = self.places.popitem(last=False)
-                self.pool.free([oldest])
+                oldest = next((key for key in self.places if key not in self._held), None)
+                if oldest is None:
+                    break
+                self.pool.free([self.places.pop(oldest)])
             places += self.pool.allocate(1)
         return places
 

@@ -308,7 +308,8 @@ class Prefetcher:
             pages = self._host.reserve(num_pages)
             if len(pages) >= self._least_pages:
                 self.under_way[request_id] = Prefetch(request_id, prompt, end, pages, now_ns)
-                self._host.copies.append(m.PrefetchKv(request_id, prompt, end.stop, tuple(pages), self._least_pages))
+                limits = self._least_pages, len(pages)
+                self._host.copies.append(m.PrefetchKv(request_id, prompt, end.stop, tuple(pages), *limits))
                 return
             self._host.pool.free(pages)
         self._host.tree.unlock(end)

@@ -196,10 +196,11 @@ class KvCache:
         """States that a computed chunk has left: number of tokens and pages of each state."""
         return []
 
-    def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int) -> int:
+    def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int = 0) -> int:
         """Number of pages that host memory can load after the cached prefix of a newly opened lease."""
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
-            return self.chunks.num_loadable_pages(sequence, lease.num_shared, min(max_tokens + 1, len(sequence)))
+            num_tokens = min(max_tokens + 1, len(sequence))
+            return self.chunks.num_loadable_pages(request_id, sequence, lease.num_shared, num_tokens)
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:

@@ -358,7 +358,7 @@ class ForwardBuilder(Generic[RequestT]):
         num_cached = lease.num_shared * self.page_size
         num_new = request.num_tried_tokens = num_tokens - num_cached
         fits = self._fits(request, num_new, forward, lease)
-        num_loadable = self._cache.num_loadable_pages(lease, sequence, num_tokens - 1)
+        num_loadable = self._cache.num_loadable_pages(lease, sequence, num_tokens - 1, request.request_id)
         whole_pages = -(-num_new // self.page_size) * self.page_size - num_loadable * self.page_size
         if not fits or (forward.chunks and whole_pages >= forward.prefill_tokens and self._is_capped(request)):
             self._cache.drop(lease)

@@ -122,6 +122,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         if loaded := self._loaded.pop(request_id, None):
             self._cache.drop(loaded.lease)
             return loaded
+        if self._cache.chunks is not None:
+            self._cache.chunks.release(request_id)
         return super().withdraw(request_id)
 
     def on_loaded(self, request_id: int) -> None:
@@ -179,10 +181,11 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             request, num_before = self.begun[chunk.request_id], chunk.num_context_tokens
             if request.num_tokens == request.num_prompt_tokens:
                 begins = chunk.request_id not in begun
-                found = (
-                    host.num_chunks(request.prompt, request.num_tokens) if begins else num_before // host.chunk_tokens
-                )
+                found = num_before // host.chunk_tokens
+                if begins:
+                    found = host.num_found(request.request_id, request.prompt, request.num_tokens)
                 saves.append((request, found, num_before + chunk.num_tokens))
+            host.release(chunk.request_id)
         for request, found, num_tokens in saves:
             host.save(request.prompt, found, num_tokens, request.lease.table)
 
@@ -301,8 +304,12 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         """Begins a prompt or, if host memory continues its cached prefix, the load of this KV."""
         if not self._cache.makes_room_for_states():
             return "pages"
-        request, offload = self._waiting.get(pick.request_id), self._cache.offload
-        if request is None or offload is None or forward.num_slots <= 0 or pick.request_id in self.begun:
+        request, offload, chunks = self._waiting.get(pick.request_id), self._cache.offload, self._cache.chunks
+        if request is None or forward.num_slots <= 0 or pick.request_id in self.begun:
+            return super()._take(pick, forward)
+        if chunks is not None and chunks.must_wait(pick.request_id, request.prompt):
+            return None
+        if offload is None:
             return super()._take(pick, forward)
         lease = self._cache.open_for_load(request.sequence, request.num_tokens - 1)
         num_pages = self._num_loadable_pages(offload, request, lease.num_shared)

@@ -28,8 +28,6 @@ from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.kvbm_cache import KvbmCache
-from pdsim.core.memory.offload_cache import OffloadCache
 from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.prefill.forward_builder import Forward, RequestT
 from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
@@ -43,12 +41,14 @@ from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPol
 from pdsim.policy.views import TokenSequence
 
 
-def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], offload: OffloadCache | KvbmCache) -> bool:
+def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], cache: KvCache) -> bool:
     """Handles a message that a copy from or to host memory has ended. Returns False for all other messages."""
-    if isinstance(message, m.LoadedBack):
+    if cache.chunks is not None and isinstance(message, m.Prefetched):
+        cache.chunks.on_prefetched(message)
+    elif cache.offload is not None and isinstance(message, m.LoadedBack):
         builder.on_loaded(message.request_id)
-    elif isinstance(message, m.Offloaded):
-        offload.on_stored(message.store)
+    elif cache.offload is not None and isinstance(message, m.Offloaded):
+        cache.offload.on_stored(message.store)
     else:
         return False
     return True
@@ -85,7 +85,7 @@ class VllmPrefillInstance(PrefillInstance):
         return 0
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        if self.cache.offload is not None and on_copied(message, self._prompts, self.cache.offload):
+        if on_copied(message, self._prompts, self.cache):
             return []
         if isinstance(message, m.KvGranted):
             self._leases.end(message.request_id)
@@ -197,7 +197,7 @@ class VllmDecodeInstance(DecodeInstance):
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         if isinstance(message, m.NewRequest) and message.prefill_id == self.instance_id:
             return self._on_prompt(message)
-        if self.cache.offload is not None and on_copied(message, self._builder, self.cache.offload):
+        if on_copied(message, self._builder, self.cache):
             return []
         return super().on_message(message, now_ns)
 
@@ -222,6 +222,7 @@ class VllmDecodeInstance(DecodeInstance):
         asks_soon = self._preempts or forward.hold_until_ns is not None or not self._builder.keeps_order
         if self.cache.pages_per_growth > 1:  # what running requests evict, a prompt may load
             asks_soon |= self.cache.num_left_pages > 0 or self.cache.offload is not None
+        asks_soon |= self.cache.chunks is not None and self.cache.chunks.is_asking
         return (replace(step, max_steps=1) if asks_soon else step), commands
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:

@@ -55,18 +55,19 @@ def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def of_host_memory(
-    given: dict[str, Any], per_gpu: float, variables: Mapping[str, str], aside: list[str]
+    given: dict[str, Any], per_gpu: float, variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
 ) -> dict[str, Any]:
     """Fields of servers with host memory behind vLLM. Empty: they have none.
 
     given: settings read from options; those of host memory are taken out. per_gpu: one GPU's share of the host memory
-    of an engine's ranks. aside: notes on settings that pdsim does not model are added here.
+    of an engine's ranks. aside: notes on settings that pdsim does not model are added here. common: fields of storage
+    behind host memory are added here.
     """
     found: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):
         found = {"host_cache": f"{offload_bytes * per_gpu / 1e9:.12g} GB"}
     if (lmcache := given.pop("lmcache", None)) is not None:
-        found = _of_lmcache(lmcache, variables, aside)
+        found = _of_lmcache(lmcache, variables, aside, common)
     if given.pop("kvbm", False):
         found = _of_kvbm(per_gpu, variables, aside)
     return found
@@ -81,11 +82,11 @@ def _of_kvbm(per_gpu: float, variables: Mapping[str, str], aside: list[str]) -> 
     return {"host_cache": f"{size * per_gpu:.12g} GB", "host_cache_connector": "kvbm"}
 
 
-def _of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
+def _of_lmcache(
+    extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
+) -> dict[str, Any]:
     """Fields of servers with LMCache, read from variables LMCACHE_... and from the extra configuration of LMCache's
     connector, which takes precedence (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494).
-
-    aside: notes on settings that pdsim does not model are added here.
     """
     given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if _LMCACHE in name}
     given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if "lmcache." in name}
@@ -97,6 +98,9 @@ def _of_lmcache(extra: Mapping[str, Any], variables: Mapping[str, str], aside: l
         found["host_cache_chunk_tokens"] = chunk_tokens
     if given.pop("use_layerwise", "false").lower() in ("true", "1"):
         found["host_cache_layerwise"] = True
+    if (url := given.get("remote_url")) and given.get("enable_async_loading", "").lower() in ("true", "1"):
+        common["storage.shared"] = not url.startswith("fs:")
+        del given["remote_url"], given["enable_async_loading"]
     others = given.keys() - {"max_local_cpu_size", "chunk_size"}
     aside += [f"LMCache's {name}: pdsim does not model this setting" for name in sorted(others)]
     return found

@@ -339,14 +339,14 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
     if drafts and role != "prefill":
         found.drafts[role] = drafts_of(drafts, server.read)
     given.pop("has_connector", None)
-    host_memory = of_host_memory(given, dp / tp, server.process.variables, server.read.aside)
-    if is_vllm and role == "prefill":
-        fields |= of_hold(server.process.variables)
+    common = {} if role == "decode" else server.read.common
+    host_memory = of_host_memory(given, dp / tp, server.process.variables, server.read.aside, common)
     if host_memory and role == "decode":
         server.read.aside.append("host memory: vLLM's decode reads all KV from prefill")
     else:
         fields |= host_memory
     if role == "prefill":
+        fields |= of_hold(server.process.variables) if is_vllm else {}
         given.pop("stream_interval", None)  # clients read decode's stream
     for name in [name for name in given if name not in (*_FIELDS[role], "free_fraction")]:
         server.read.aside.append(f"{name}: {role} has no such field")

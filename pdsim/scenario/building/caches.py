@@ -75,6 +75,12 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     return make(host=host, prefetcher=prefetcher)
 
 
+def stored_page_tokens(scenario: Scenario) -> int:
+    """Number of tokens of one page in storage: a page of the host caches or, with LMCache, a chunk."""
+    found = [servers for servers in scenario.roles.values() if servers.host_cache is not None]
+    return found[0].host_cache_chunk_tokens if found and scenario.engine == "vllm" else scenario.page_size
+
+
 def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
     """The host cache of a vLLM instance, as an argument of its KV cache: chunks of LMCache, or blocks of KVBM or
     OffloadingConnector. pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
@@ -84,7 +90,8 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
     if settings.host_cache_connector == "lmcache":
         chunk_tokens = settings.host_cache_chunk_tokens
         pool = PagePool(num_pages * page // chunk_tokens)
-        return {"chunks": ChunkCache(pool, page, chunk_tokens, is_layerwise=settings.host_cache_layerwise)}
+        own = {"is_layerwise": settings.host_cache_layerwise, "stores": scenario.storage is not None}
+        return {"chunks": ChunkCache(pool, page, chunk_tokens, **own)}
     pool = PagePool(num_pages)
     if settings.host_cache_connector == "kvbm":
         return {"offload": KvbmCache(pool, page)}

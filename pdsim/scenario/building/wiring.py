@@ -11,6 +11,7 @@ from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
 from pdsim.dataclass import dataclass
+from pdsim.scenario.building.caches import stored_page_tokens
 from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles, whole_layout
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.network import NetworkSettings, StagingSettings
@@ -233,7 +234,8 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
     """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
     different tp or pp, so that neither can read the other's pages (SGLang 0.5.23,
-    mem_cache/storage/mooncake_store/mooncake_store.py:630).
+    mem_cache/storage/mooncake_store/mooncake_store.py:630). With LMCache, ranks that hold the same KV get it from the
+    first rank (LMCache 0.5.6, cache_engine.py:881).
     """
     if (storage := scenario.storage) is None:
         return None
@@ -246,11 +248,11 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
             raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why} tp")
         if storage.shared and (stages := scenario.roles[other].split.pp) != num_stages:
             raise ConfigError(f"storage.shared: {role} has pp {num_stages} and {other} pp {stages}: {why} pp")
-    page_bytes = layout.kv_token_bytes * scenario.page_size
+    page_bytes = layout.kv_token_bytes * stored_page_tokens(scenario)
     write_bytes = page_bytes * (1 if is_latent else layout.tp)
     return StorageCosts(
         num_pages=storage.drives * storage.size // write_bytes,
-        read_page_bytes=page_bytes * layout.tp,
+        read_page_bytes=write_bytes if scenario.engine == "vllm" else page_bytes * layout.tp,
         write_page_bytes=write_bytes,
         objects_per_page=layout.tp * num_stages,
         read_bandwidth=storage.drives * storage.read_bandwidth,

@@ -46,8 +46,8 @@ SizeOrAuto = Annotated[
 
 
 class StorageSettings(Section):
-    """Drives behind the host caches (--hicache-storage-backend): each server's own, or a shared store such as
-    Mooncake's.
+    """Drives behind the host caches (--hicache-storage-backend, or LMCache's remote_url with enable_async_loading):
+    each server's own, or a shared store such as Mooncake's.
 
     The defaults are round figures of a fast PCIe 4.0 drive; nothing was measured.
     """
@@ -63,15 +63,16 @@ class StorageSettings(Section):
     write_bandwidth: Bandwidth = Field(default=4.1e9, gt=0)
     """Write bandwidth of one drive."""
     io_limit: Rate = Field(default=1e6, gt=0)
-    """Reads and writes per second of one drive; each page of each rank is one operation."""
+    """Reads and writes per second of one drive; each page (LMCache: chunk) of each rank is one operation."""
     client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Bandwidth of one instance in each direction. None: no limit."""
     latency: Duration = 100_000
     """Time before the first byte of each batch of up to 128 pages, and time of looking up such a batch."""
     prefetch: PrefetchPolicy = "timeout"
-    """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy)."""
+    """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy). With
+    engine sglang only."""
     prefetch_threshold: int = Field(default=256, ge=1)
-    """Minimum number of tokens worth reading from storage. Fewer tokens are computed."""
+    """Minimum number of tokens worth reading from storage. Fewer tokens are computed. With engine sglang only."""
 
 
 class Split(NamedTuple):

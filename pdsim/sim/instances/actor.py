@@ -286,6 +286,9 @@ class Actor(Driver):
         self._advance(result)
 
     def _begin_wait(self, wait: m.Wait) -> None:
+        if self._cache_copies is not None and self._cache_copies.sleeps:
+            self._advance_later()
+            return
         if self._inbox:  # what it told another state machine had an answer at once
             self._timeline.after(0, self._advance, order=self._order)
             return

@@ -114,7 +114,7 @@ class StorageClient:
 
     def _look_up(self, reading: Reading) -> None:
         """Looks up a prompt's pages, batch by batch. Stops at the first batch with a missing page."""
-        num_pages = len(reading.command.host_pages)
+        num_pages = reading.command.most_pages
         num_found = min(num_pages, self._num_there(reading))
         num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))
         self._timeline.after(num_batches * self._costs.latency_ns, self._on_looked_up, num_found)
@@ -174,6 +174,7 @@ class CacheCopies:
         """
         self.blocked_until_ns = 0
         """Time in ns until which the instance's loop waits for copies."""
+        self._sleeps_until_ns = 0
         self._timeline = bus.timeline
         self._instance_id = instance.instance_id
         self._link = HostLink(bus.cluster.host_links[instance.instance_id])
@@ -186,8 +187,8 @@ class CacheCopies:
         self._storage = storage
         self._written_ns = 0
         """Time in ns at which the last write to host memory ends."""
-        self._saves: list[int] = []
-        """Number of pages of each copy to host memory that follows the next step."""
+        self._saves: list[m.SaveChunks] = []
+        """Copies to host memory that follow the next step."""
         self._load: tuple[int, int] | None = None
         """Start and end in ns of the loads that the next forward waits for. None: no load."""
 
@@ -200,10 +201,15 @@ class CacheCopies:
                 if command.blocks:
                     self._block_until(self._written_ns)
             elif isinstance(command, m.SaveChunks):
-                self._saves.append(len(command.pages))
+                self._saves.append(command)
+            elif isinstance(command, m.Sleep):
+                self._sleeps_until_ns = max(self.blocked_until_ns, self._timeline.now_ns) + command.duration_ns
+                self._block_until(self._sleeps_until_ns)
             elif isinstance(command, m.LoadChunks) and self._is_layerwise:
                 self._wait_by_layer(*self._copy("load", len(command.pages)))
-            elif isinstance(command, m.LoadRetracted | m.LoadChunks):
+            elif isinstance(command, m.LoadChunks):
+                self._block_until(self._copy("load", len(command.pages), self.blocked_until_ns)[1])
+            elif isinstance(command, m.LoadRetracted):
                 self._block_until(self._copy("load", len(command.pages))[1])
             elif isinstance(command, m.LoadBack):
                 self._on_load(command, *self._copy("load", len(command.pages)))
@@ -214,6 +220,11 @@ class CacheCopies:
             else:
                 others.append(command)
         return others
+
+    @property
+    def sleeps(self) -> bool:
+        """True if the instance's loop sleeps. It chooses a step when it wakes, whether messages have come or not."""
+        return self._sleeps_until_ns > self._timeline.now_ns
 
     def _block_until(self, time_ns: int) -> None:
         self.blocked_until_ns = max(self.blocked_until_ns, time_ns)
@@ -233,9 +244,13 @@ class CacheCopies:
         saves, self._saves = self._saves, []
         if saves and self._is_layerwise:
             first_ns = max(start_ns, load[0] + (load[1] - load[0]) // num_layers) + duration_ns // num_layers
-            return end_of_saves(end_ns, self._copy("write", sum(saves), first_ns), num_layers)
-        for num_pages in saves:
-            end_ns = self._copy("write", num_pages, end_ns)[1]
+            num_pages = sum([len(save.pages) for save in saves])
+            return end_of_saves(end_ns, self._copy("write", num_pages, first_ns), num_layers)
+        for save in saves:
+            end_ns = self._copy("write", len(save.pages), end_ns)[1]
+            if save.store is not None:
+                assert self._storage is not None
+                self._storage.store(save.store, end_ns)
         return end_ns
 
     def take_load(self) -> tuple[int, int] | None:
