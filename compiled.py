@@ -126,8 +126,8 @@ def _inherited(fields: list[Field]) -> list[Field]:
     found: list[Field] = []
     by_keyword = False
     for field in fields:
-        default = None if field.default is None else ast.parse(field.default, mode="eval").body
-        if field.factory is None and isinstance(default, ast.Constant | None):
+        words = ast.walk(ast.parse(field.default or "None"))
+        if field.factory is None and not any(isinstance(word, ast.Name) for word in words):
             by_keyword |= field.by_keyword
             found.append(replace(field, kind="object", by_keyword=by_keyword, is_inherited=True))
         else:
