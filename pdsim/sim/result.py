@@ -9,6 +9,7 @@ from pdsim.metrics.records import RunRecords
 from pdsim.metrics.run_folder import RunTables
 from pdsim.metrics.summary import elastic_fields, host_cache_fields, storage_fields, summarize
 from pdsim.metrics.tables import arrow_table
+from pdsim.scenario.building.caches import stored_page_tokens
 from pdsim.scenario.building.sizing import host_caches
 from pdsim.scenario.schema import Scenario
 from pdsim.sim.uncertainty import unmeasured
@@ -50,7 +51,7 @@ class RunResult(RunTables):
             page = self.scenario.page_tokens(next(iter(self.scenario.roles)))  # decode's with divided KV has none
             extra |= host_cache_fields(self.records.host_copies, page)
         if self.scenario.storage is not None:
-            extra |= storage_fields(self.records.host_copies, self.scenario.page_size)
+            extra |= storage_fields(self.records.host_copies, stored_page_tokens(self.scenario))
         if self.scenario.elastic is not None:
             end_ns = max((r.end_ns or 0 for r in self.records.requests), default=0)
             extra |= elastic_fields(self.records.servers, self.scenario.pair.prefill.tp, end_ns)

@@ -121,6 +121,7 @@ def test_a_prompt_sleeps_and_waits_for_its_reads(role, read_bandwidth):
     asked_ns = read.start_ns - MILLISECOND
     size = 4 * CHUNK * KV_TOKEN_BYTES
     assert (read.num_pages, read.num_bytes) == (4, size)
+    assert traced.result.summary()["pdsim"]["storage_read_tokens"] == 4 * CHUNK
     bandwidth = 1e8 if "MB" in read_bandwidth else 1e11
     assert abs(read.end_ns - read.start_ns - MILLISECOND - size * 1e9 / bandwidth) <= 1
     num_sleeps = -((asked_ns - read.end_ns) // SLEEP_NS)
