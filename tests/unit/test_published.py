@@ -401,7 +401,8 @@ VISION |= {"temporal_patch_size": 2, "out_hidden_size": 4096, "deepstack_visual_
 def test_an_encoder_is_read_as_the_catalog_has_it():
     fields = json.loads(QWEN3) | {"vision_config": VISION}
     found = build(ModelSpec, entry_of(fields, "a test"), name="mine")
-    assert found.encoder == load_model("qwen3-vl-8b").encoder
+    known = load_model("qwen3-vl-8b").encoder
+    assert found.encoder == replace(known, max_image_tokens=0)  # another file of the checkpoint has this limit
     assert found.encoder.num_params == pytest.approx(0.576e9, rel=0.01)  # 8.77 B of Qwen3-VL-8B are 8.19 B and these
     assert found.encoder.embedding_bytes == 2 * 4 * 4096
     assert found.encoder.attention_flops(2) == 4 * found.encoder.attention_flops(1)
