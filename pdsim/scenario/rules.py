@@ -172,7 +172,7 @@ def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") ->
 
 
 def _beside_kvbm(scenario: "Scenario", servers: "ServerSettings") -> str:
-    """Says what KVBM or pdsim lacks beside KVBM. Empty: nothing, or the servers have another connector."""
+    """Names a setting that KVBM lacks, or that pdsim does not model with KVBM. Empty: there is none."""
     if servers.host_cache_connector != "kvbm":
         return ""
     network, decode = scenario.network, scenario.decode

@@ -243,7 +243,7 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
     role, layout = next(iter(layouts.items()))
     is_latent, num_stages = isinstance(layout.model.attention, LatentAttention), scenario.roles[role].split.pp
     for other, found in layouts.items():
-        why = "each rank stores its own part of the KV, useless to ranks of another"
+        why = "each rank stores its own part of the KV, which does not fit ranks of another"
         if storage.shared and not is_latent and found.tp != layout.tp:
             raise ConfigError(f"storage.shared: {role} has tp {layout.tp} and {other} tp {found.tp}: {why} tp")
         if storage.shared and (stages := scenario.roles[other].split.pp) != num_stages:

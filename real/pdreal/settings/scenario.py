@@ -192,7 +192,9 @@ def _check_ranks(scenario: Scenario) -> None:
         if servers.dp > 1:
             raise ConfigError(f"{role}.dp: {servers.dp}: data-parallel attention runs in simulation only")
         if (backend := servers.moe_a2a_backend) not in (None, *get_args(RealA2a)):
-            raise ConfigError(f"{role}.moe_a2a_backend: {backend} runs in simulation only; real mode has deepep's way")
+            raise ConfigError(
+                f"{role}.moe_a2a_backend: {backend} runs in simulation only; real mode runs none and deepep"
+            )
 
 
 def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
