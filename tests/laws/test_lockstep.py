@@ -163,3 +163,27 @@ def test_a_prompt_alone_has_the_experts_of_all_ranks():
     roofline = scenario.cost.prefill.model(layout_of(scenario, "aggregated"))
     step = PrefillStep(0, (PrefillChunk(0, 0, 1000, is_last=True),))
     assert durations[1] < durations[8] == roofline.prefill_ns(step, 0)
+
+
+def test_copies_before_a_step_count_once():
+    """The ranks' hosts wait for blocking copies to host memory, so a step does not wait for the same copies again."""
+    ranks = {"tp": 2, "dp": 2, "radix_cache": True, "pool_tokens": 12000}
+    data = {
+        "model": "qwen3-8b",
+        "page_size": 64,
+        "cost": "roofline",
+        "prefill": {"gpu": "h200"},
+        "decode": {"gpu": "h200", "host_cache": "10 GB", "host_cache_write": "write_back", **ranks},
+        "workload": {
+            "use": "prefix_pool",
+            "num_requests": 60,
+            "num_prefixes": 20,
+            "prefix_tokens": 3000,
+            "input_tokens": 200,
+            "output_tokens": 40,
+        },
+        "client": {"use": "closed_loop", "concurrency": 12},
+    }
+    records = run(Scenario.model_validate(data)).records
+    assert any(copy.kind == "write" for copy in records.host_copies)
+    assert not any(step.copying_ns for step in records.steps)

@@ -248,8 +248,6 @@ class Actor(Driver):
             if self._on_choice is not None:
                 self._on_choice(self.instance)
             if isinstance(asked, m.DecodeStep):
-                if self._cache_copies is not None:
-                    self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
                 self._begin_decode(asked)
             elif isinstance(asked, m.PrefillStep):
                 self._begin_prefill(asked)
@@ -345,6 +343,8 @@ class Actor(Driver):
         then(others)
 
     def _begin_decode(self, step: m.DecodeStep) -> None:
+        if self._cache_copies is not None:
+            self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
         if self._staged is not None:
             self._begin_staged(self._staged, step)
             return

@@ -63,8 +63,6 @@ class StagedRank(Rank):
             return
         if self._on_choice is not None:
             self._on_choice(self.instance)
-        if isinstance(asked, m.DecodeStep) and self._cache_copies is not None:
-            self._decode.copying_ns += max(0, self._cache_copies.blocked_until_ns - self._timeline.now_ns)
         self._num_in_flight += not isinstance(asked, m.Wait)
         self._turns.answer(self, asked)
 
