@@ -122,12 +122,14 @@ def _fields(one: ast.ClassDef, known: Mapping[str, list[Field]]) -> list[Field]:
 
 
 def _inherited(fields: list[Field]) -> list[Field]:
-    """Those with defaults that have names where the base is are left to it, and those behind go by name."""
+    """Fields that a derived class's constructor passes on to the base's constructor. A default that names something of
+    the base's module cannot be written elsewhere, so the base sets that field, and later fields are passed by keyword.
+    """
     found: list[Field] = []
     by_keyword = False
     for field in fields:
-        words = ast.walk(ast.parse(field.default or "None"))
-        if field.factory is None and not any(isinstance(word, ast.Name) for word in words):
+        nodes = ast.walk(ast.parse(field.default or "None"))
+        if field.factory is None and not any(isinstance(node, ast.Name) for node in nodes):
             by_keyword |= field.by_keyword
             found.append(replace(field, kind="object", by_keyword=by_keyword, is_inherited=True))
         else:

@@ -1,10 +1,12 @@
-"""The decorator `dataclass` of the standard library, made for programs with hundreds of classes that use few of them.
+"""The decorator `dataclass` of the standard library, for a program that defines hundreds of classes and uses few of them.
 
 The standard library compiles up to six methods of a class when the class is defined. Here a constructor is compiled
-when it is first called, and all classes share the other methods. mypy sees the standard library's decorator.
+when it is first called, and all classes share the other methods: a command starts in 0.25 CPU s instead of 0.38
+(experiments/speed), together with fewer imports. mypy sees the standard library's decorator. A class does not show its
+signature before the first call.
 
-Assigning to a field of a frozen class raises, unless the class has slots: then mypy alone forbids the assignment, and
-the constructor takes a third of the time. `order`, `unsafe_hash` and `InitVar` are not supported.
+Assigning to a field of a frozen class raises, unless the class has slots and is derived from no other dataclass: then
+mypy alone forbids the assignment, and the constructor takes a third of the time. `order`, `unsafe_hash` and `InitVar` are not supported.
 """
 
 import dataclasses

@@ -139,7 +139,9 @@ class AdmissionQueue:
             return None
         request = self.queued[0]
         lease = self._cache.open(request.prompt, request.num_prompt_tokens)
-        num_loadable = self._cache.num_loadable_pages(lease, request.prompt, request.num_prompt_tokens)
+        num_loadable = self._cache.num_loadable_pages(
+            lease, request.prompt, request.num_prompt_tokens, request.request_id
+        )
         num_cached_tokens = lease.num_shared * self._cache.page_size
         num_new_pages = -(-request.num_prompt_tokens // self._cache.page_size) - lease.num_shared
         candidate = Candidate(request, request.num_prompt_tokens, num_cached_tokens, num_new_pages)

@@ -196,7 +196,7 @@ class KvCache:
         """States that a computed chunk has left: number of tokens and pages of each state."""
         return []
 
-    def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int = 0) -> int:
+    def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int) -> int:
         """Number of pages that host memory can load after the cached prefix of a newly opened lease."""
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
             num_tokens = min(max_tokens + 1, len(sequence))

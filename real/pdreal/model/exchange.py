@@ -43,7 +43,7 @@ class Tokens(Protocol):
 
     def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the output of a layer of experts, and the chosen experts, for this rank's tokens. shared: output of
-        this rank's part of the shared experts.
+        the shared experts: of this rank's part, or of all if tokens are divided.
         """
         ...
 
@@ -85,7 +85,8 @@ class DividedTokens:
 
     def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
         shares, chosen = route(x, weights)
-        is_fixed = len(x) * self._ranks.size < MOST_FIXED_TOKENS + self._ranks.size
+        padding = self._ranks.size - 1  # at most
+        is_fixed = len(x) * self._ranks.size <= MOST_FIXED_TOKENS + padding
         rows = packed(x, shares, chosen)
         mixed = self._fixed(rows, weights) if is_fixed else self._counted(rows, chosen, weights)
         return mixed if shared is None else mixed + shared, chosen
