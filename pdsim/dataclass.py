@@ -1,4 +1,4 @@
-"""The decorator `dataclass` of the standard library, for a program that defines hundreds of classes and uses few of them.
+"""The decorator `dataclass` of the standard library, for programs that define hundreds of classes and use few of them.
 
 The standard library compiles up to six methods of a class when the class is defined. Here a constructor is compiled
 when it is first called, and all classes share the other methods: a command starts in 0.25 CPU s instead of 0.38
@@ -6,7 +6,8 @@ when it is first called, and all classes share the other methods: a command star
 signature before the first call.
 
 Assigning to a field of a frozen class raises, unless the class has slots and is derived from no other dataclass: then
-mypy alone forbids the assignment, and the constructor takes a third of the time. `order`, `unsafe_hash` and `InitVar` are not supported.
+mypy alone forbids the assignment, and the constructor takes a third of the time. `order`, `unsafe_hash` and `InitVar`
+are not supported.
 """
 
 import dataclasses

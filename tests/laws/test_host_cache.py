@@ -80,14 +80,14 @@ class Tiers(RuleBasedStateMachine):
         if num_pages - lease.num_shared > self.cache.num_available_pages:
             self.cache.drop(lease)
             return
-        if num_loadable := self.cache.num_loadable_pages(lease, sequence, len(ids)):
+        if num_loadable := self.cache.num_loadable_pages(lease, sequence, len(ids), self.num_requests):
             self.num_requests += 1
             self.cache.load(lease, sequence, num_loadable, self.num_requests)
         self.cache.grow(lease, num_pages - len(lease.table))
         holder = Holder(lease, ids, [])
         self.holders.append(holder)
         self.compute(holder)
-        assert self.cache.num_loadable_pages(lease, sequence, len(ids)) == 0
+        assert self.cache.num_loadable_pages(lease, sequence, len(ids), self.num_requests) == 0
 
     @precondition(lambda self: self.holders)
     @rule(data=st.data())
@@ -151,7 +151,7 @@ def serve(cache: KvCache, ids: list[int]) -> int:
     """One request from its admission to its end. Returns its tokens that were cached."""
     sequence = TokenIds(ids)
     lease = cache.open(sequence, len(ids))
-    if num_loadable := cache.num_loadable_pages(lease, sequence, len(ids)):
+    if num_loadable := cache.num_loadable_pages(lease, sequence, len(ids), 0):
         cache.load(lease, sequence, num_loadable, 0)
     num_cached_tokens = lease.num_shared * cache.page_size
     cache.grow(lease, -(-len(ids) // cache.page_size) - len(lease.table))
