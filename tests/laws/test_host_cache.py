@@ -252,7 +252,7 @@ def test_what_is_written_back_together_does_not_make_room_for_each_other():
         serve(cache, ids)
     for ids in ([1], [2]):  # both are looked at on the host, and are younger than 3 and 4
         lease = cache.open(TokenIds(ids), 1)
-        assert cache.num_loadable_pages(lease, TokenIds(ids), 1) == 1
+        assert cache.num_loadable_pages(lease, TokenIds(ids), 1, 0) == 1
         cache.drop(lease)
     cache.pool.free(cache.allocate(2))
     assert sorted(node.sequence.ids() for node in below(cache.host.tree.root)) == [[3], [4]]
@@ -280,7 +280,7 @@ def test_it_does_what_sglangs_own_tree_did(line):
         if isinstance(what, str):
             sequence = TokenIds(map(int, what))
             lease = cache.open(sequence, len(what))
-            num_cached, num_loadable = lease.num_shared, cache.num_loadable_pages(lease, sequence, len(what))
+            num_cached, num_loadable = lease.num_shared, cache.num_loadable_pages(lease, sequence, len(what), 0)
             num_pages = -(-len(what) // page)
             assert (num_pages - num_cached > cache.num_available_pages) == (hits is None)
             if hits is None:
