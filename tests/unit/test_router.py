@@ -80,7 +80,27 @@ DRAWING = [
     {"use": "cache_aware", "gateway": "0.3.2"},
     {"use": "llm_d"},
     {"use": "dynamo_kv"},
+    {"use": "session_affinity", "otherwise": {"use": "random"}},
 ]
+
+
+def seeded(policy, seed):
+    if "otherwise" in policy:
+        return {**policy, "otherwise": seeded(policy["otherwise"], seed)}
+    return {**policy, "seed": seed}
+
+
+def test_a_policy_of_a_user_keeps_its_seed():
+    class Mine:
+        seed = 3
+
+        def pick(self, prompt, view):
+            return view.instances[self.seed % len(view.instances)].instance_id
+
+    scenario = small(prefill__instances=2, decode__instances=2)
+    both = scenario.router.model_copy(update={"prefill": Mine(), "decode": Mine()})
+    router = build_router(scenario.model_copy(update={"router": both}))
+    assert arrive(router, 0) == {"prefill-1", "decode-1"}
 
 
 @pytest.mark.parametrize("policy", DRAWING, ids=str)
@@ -88,7 +108,7 @@ DRAWING = [
 @examples(4)
 def test_one_seed_gives_prefill_and_decode_unrelated_choices(policy, seed):
     """A quarter of the requests goes to each pair while the router is idle; the bounds are five standard deviations."""
-    scenario = small(router={**policy, "seed": seed}, prefill__instances=2, decode__instances=2)
+    scenario = small(router=seeded(policy, seed), prefill__instances=2, decode__instances=2)
     router, pairs = build_router(scenario), Counter[frozenset[str]]()
     for i in range(400):
         pairs[frozenset(arrive(router, i))] += 1

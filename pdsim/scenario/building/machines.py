@@ -31,9 +31,11 @@ from pdsim.core.transfer.staging_ring import StagingRing
 from pdsim.core.vllm.kv_leases import MOONCAKE, NIXL, LeaseTimes
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
+from pdsim.policy.draws import Draws
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.policy.ranks import rank_policy
+from pdsim.policy.sessions import SessionAffinity
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
@@ -300,14 +302,23 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
     )
 
 
+def _with_own_draws(policy: Any) -> Any:
+    """Decode's policy of the router, with other random choices than prefill's. Only policies of pdsim are changed."""
+    if isinstance(policy, SessionAffinity):
+        return replace(policy, otherwise=_with_own_draws(policy.otherwise))
+    if isinstance(getattr(policy, "_draws", None), Draws):
+        return replace(policy, seed=policy.seed + DECODE_SEED)
+    return policy
+
+
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
     """The part of the router that serves one role. It picks an instance for each request; if servers pick among their
     data-parallel ranks themselves, it picks a server.
     """
     ids, memory = roles(scenario)[role], REMEMBERED
-    policy: Any = deepcopy(given)
-    if role == "decode" and isinstance(getattr(policy, "seed", None), int):
-        policy = replace(policy, seed=policy.seed + DECODE_SEED)
+    policy = deepcopy(given)
+    if role == "decode":
+        policy = _with_own_draws(policy)
     servers: ServerSettings = getattr(scenario, role)
     method = balance_method(scenario, role)
     if getattr(given, "is_kv_aware", False):
