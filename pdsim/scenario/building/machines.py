@@ -35,7 +35,6 @@ from pdsim.policy.draws import Draws
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers
 from pdsim.policy.ranks import rank_policy
-from pdsim.policy.sessions import SessionAffinity
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
@@ -303,9 +302,9 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _with_own_draws(policy: Any) -> Any:
-    """Decode's policy of the router, with other random choices than prefill's. Only policies of pdsim are changed."""
-    if isinstance(policy, SessionAffinity):
-        return replace(policy, otherwise=_with_own_draws(policy.otherwise))
+    """Gives decode's copy of a routing policy other random choices than prefill has, if pdsim's `Draws` make them."""
+    if hasattr(policy, "otherwise"):  # a policy of sessions
+        policy.otherwise = _with_own_draws(policy.otherwise)
     if isinstance(getattr(policy, "_draws", None), Draws):
         return replace(policy, seed=policy.seed + DECODE_SEED)
     return policy
