@@ -130,8 +130,11 @@ def variants(names: tuple[str, ...], report: Mapping[str, Report]) -> list[list[
     (matrix,) = report.values()
     rows = [["variant", "requests", *(cell for name in names for cell in (f"`{name}`", "simulated", "error"))]]
     for variant in matrix["variants"]:
-        found = [variant["metrics"][name] for name in names]
-        cells = [(number(one["measured"]), number(one["simulated"]), percent(one["error"])) for one in found]
+        found = [variant["metrics"].get(name) for name in names]
+        cells = [
+            (number(one["measured"]), number(one["simulated"]), percent(one["error"])) if one else ("", "", "")
+            for one in found
+        ]
         rows.append([f"`{variant['variant']}`", str(variant["num_requests"]), *(cell for row in cells for cell in row)])
     return rows
 

@@ -11,6 +11,7 @@ from pdsim.calibration.validate.suite import Tolerances, load_suite
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.show.terminal.measurements import print_validation
 from pdsim.sim.simulation import simulate
 
 SCENARIO = """\
@@ -63,6 +64,21 @@ def test_a_run_beside_itself_has_no_error(scenario):
     assert all(spread.is_met and spread.median == 0 for spread in validation.spreads())
     assert [spread.metric for spread in validation.spreads()] == list(METRICS)
     json.dumps(validation.to_json(), allow_nan=False)
+
+
+def test_one_token_has_no_time_per_token(scenario):
+    """An undefined metric is neither a hit nor a miss."""
+    two, one = (side(scenario, f"workload.output_tokens={tokens}") for tokens in (2, 1))
+    slow = side(scenario, "workload.output_tokens=2", "cost={use: roofline, step_overhead: 9 ms}")
+    found = Validation("m", EXACT, (compare_sides("a", EXACT, two, slow), compare_sides("b", EXACT, one, one)))
+    assert "mean_ttft_ms" in found.comparisons[1].metrics
+    assert not any("tpot" in metric or "itl" in metric for metric in found.comparisons[1].metrics)
+    (tpot,) = (spread for spread in found.spreads() if spread.metric == "mean_tpot_ms")
+    assert tpot.median == abs(found.comparisons[0].metrics["mean_tpot_ms"].error) > 0
+    none = Validation("m", EXACT, found.comparisons[1:])
+    assert {spread.metric for spread in none.spreads()} == found.comparisons[1].metrics.keys()
+    assert none.rankings()["mean_tpot_ms"].share is None
+    print_validation(found)
 
 
 def test_one_request_at_a_time_sends_the_same_however_long_it_takes(scenario):

@@ -145,6 +145,7 @@ class Comparison:
     name: str
     num_requests: int
     metrics: dict[str, MetricError]
+    """Errors by metric. A metric that neither side defines is left out: TPOT, if all requests have one token."""
     stages_ms: dict[str, MetricError]
     """Errors of the mean time of each stage, in ms."""
     counts: Counts
@@ -192,13 +193,13 @@ class Validation:
         return [one.name for one in self.comparisons if not one.counts.are_equal]
 
     def spreads(self) -> list[Spread]:
-        return [self._spread(metric) for metric in METRICS]
+        return [self._spread(metric, errors) for metric in METRICS if (errors := self._errors(metric))]
 
     def rankings(self) -> dict[str, Ranking]:
         return {
             metric: rank(
-                {one.name: one.metrics[metric].measured for one in self.comparisons},
-                {one.name: one.metrics[metric].simulated for one in self.comparisons},
+                {name: error.measured for name, error in self._errors(metric).items()},
+                {name: error.simulated for name, error in self._errors(metric).items()},
             )
             for metric in RANKED
         }
@@ -213,8 +214,11 @@ class Validation:
             "variants": [one.to_json() for one in self.comparisons],
         }
 
-    def _spread(self, metric: str) -> Spread:
-        errors = {one.name: one.metrics[metric] for one in self.comparisons}
+    def _errors(self, metric: str) -> dict[str, MetricError]:
+        """Errors of one metric by variant, without the variants that do not define it."""
+        return {one.name: one.metrics[metric] for one in self.comparisons if metric in one.metrics}
+
+    def _spread(self, metric: str, errors: Mapping[str, MetricError]) -> Spread:
         middle = median(abs(error.error) for error in errors.values())
         where = max(errors, key=lambda name: abs(errors[name].error))
         num_missed = sum(not error.is_met for error in errors.values())
@@ -223,11 +227,11 @@ class Validation:
 
 
 def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: Side) -> Comparison:
+    values = {metric: (measured.summary[metric], simulated.summary[metric]) for metric in METRICS}
     errors = {
-        metric: MetricError(
-            measured.summary[metric] or 0.0, simulated.summary[metric] or 0.0, tolerance_of(tolerances, metric)
-        )
-        for metric in METRICS
+        metric: MetricError(ours or 0.0, theirs or 0.0, tolerance_of(tolerances, metric))
+        for metric, (ours, theirs) in values.items()
+        if (ours, theirs) != (None, None)
     }
     stages_ms = _stages(measured.records, simulated.records)
     counts = compare_counts(measured.records, simulated.records)

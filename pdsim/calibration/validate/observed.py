@@ -66,7 +66,7 @@ def _compare(arm: Mapping[str, Any], scenario: Scenario, case: str, simulate: Si
     errors = {
         name: MetricError(measured[name], simulated[name], None)
         for name in (*COMPARED, *stages)
-        if measured[name] or name not in stages
+        if measured[name]  # none: TPOT of one token, or a stage that did not happen
         if name in simulated
     }
     return ArmErrors(case, str(arm["name"]), fitted=False, metrics=errors)

@@ -120,12 +120,14 @@ def _variants(validation: Validation) -> Table:
     columns = [column for title in _HEADLINES.values() for column in (title, "", "")]
     table = new_table("measured, simulated, error", "variant", "requests", *columns)
     for one in validation.comparisons:
-        cells = [cell for metric in _HEADLINES for cell in _error_cells(one.metrics[metric])]
+        cells = [cell for metric in _HEADLINES for cell in _error_cells(one.metrics.get(metric))]
         table.add_row(one.name, str(one.num_requests), *cells)
     return table
 
 
-def _error_cells(one: MetricError) -> tuple[str, str, str]:
+def _error_cells(one: MetricError | None) -> tuple[str, str, str]:
+    if one is None:
+        return "", "", ""
     error = percentage(one.error)
     return significant(one.measured), significant(one.simulated), error if one.is_met else f"[red]{error}[/red]"
 
@@ -135,8 +137,8 @@ def _percentiles(validation: Validation) -> Table:
     columns = [f"{times[time]} {percent}" for time in times for percent in ("median", "p90", "p99")]
     table = new_table("errors of percentiles", "variant", *columns)
     for one in validation.comparisons:
-        errors = [one.metrics[f"{p}_{time}_ms"].error for time in times for p in ("median", "p90", "p99")]
-        table.add_row(one.name, *map(percentage, errors))
+        errors = [one.metrics.get(f"{p}_{time}_ms") for time in times for p in ("median", "p90", "p99")]
+        table.add_row(one.name, *("" if error is None else percentage(error.error) for error in errors))
     return table
 
 
