@@ -49,7 +49,8 @@ class EngineRules:
     sorts_at_retraction: bool = True
     """True: a retraction sorts the batch by number of output tokens, highest first; equal requests are sorted by prompt
     length, shortest first."""
-
+    masks_empty_rows: bool = True
+    """True: whole experts do not compute empty rows of a CUDA graph. False: on Blackwell they do."""
     caches_unseen: bool = False
     """True: the prefix cache takes outputs as soon as they fill a page, so that a request that lost its pages finds
     these outputs again."""
@@ -69,6 +70,7 @@ SGLANG_0_5_12 = EngineRules(
     computes_aborted_prompts=True,
     keeps_ranks=True,
     keeps_aborted_places=True,
+    masks_empty_rows=False,
 )
 VLLM_0_33 = replace(
     SGLANG_0_5_23,

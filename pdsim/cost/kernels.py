@@ -222,7 +222,7 @@ def _has_flashinfer(layout: Layout) -> bool:
     870). The tables have FA2's times for decode only, so such prompts take longer in reality.
     """
     is_latent = isinstance(layout.model.attention, LatentAttention)
-    is_other = _GENERATIONS.get(layout.gpu.name) == "blackwell" and not is_latent
+    is_other = is_blackwell(layout.gpu.name) and not is_latent
     return layout.attention_backend == "flashinfer" and is_other
 
 
@@ -305,6 +305,11 @@ def _origin(gpu: str, operator: str, kind: str) -> str:
         num_others = len(_of_others(gpu, operator, kind, "compute"))
         return f"{what}, the median of {num_others} other GPUs"
     return f"{what}, measured on {gpu}" + (f", median error {own.error:.0%}" if own.error < 1 else "")
+
+
+def is_blackwell(gpu: str) -> bool:
+    """True for the GPUs of servers of this generation."""
+    return _GENERATIONS.get(gpu) == "blackwell"
 
 
 def has_kernels(gpu: str) -> bool:

@@ -71,6 +71,13 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
     return sorted(sizes | {largest})
 
 
+def captured_by_vllm(max_running: int) -> list[int]:
+    """Returns the batch sizes that vLLM captures, without drafts (0.33.0, config/vllm.py:2463 and 2579). On Blackwell
+    vLLM captures up to 1,024, which needs more than 512 running requests.
+    """
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= 2 * max_running]
+
+
 class DecodeHostOverhead(NamedTuple):
     """Host time between two decode steps, for processing the results of one step and preparing the next."""
 
@@ -239,6 +246,11 @@ class StepTimes:
         """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""
         num_rows = num_requests if self.graphs is None else self.graphs.num_computed(num_requests)
         return num_rows * self.drafting.tokens
+
+    def pads(self, num_requests: int) -> bool:
+        """True if the batch runs in a CUDA graph whose empty rows take the time of requests."""
+        graphs = self.graphs
+        return graphs is not None and not graphs.has_free_rows and graphs.size(num_requests) is not None
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
         """Durations of decode steps whose experts compute expert_tokens tokens. Only rooflines distinguish experts."""

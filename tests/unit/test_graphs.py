@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 from pdsim.cost.affine import AffineModel
 from pdsim.cost.model import DecodeLine
 from pdsim.cost.settings import Affine
-from pdsim.cost.step_times import Drafting, Graphs, StepTimes, captured_batches
+from pdsim.cost.step_times import Drafting, Graphs, StepTimes, captured_batches, captured_by_vllm
 from pdsim.scenario.building.cluster import build
+from pdsim.scenario.loading import load_scenario
+from pdsim.sim.instances.lockstep import mean_expert_tokens
 from tests.support import request, small
 
 MODEL = AffineModel(Affine(decode_base_ns=1000, decode_per_request_ns=10, decode_per_context_token_ns=2))
@@ -73,3 +75,74 @@ def test_a_cluster_pads_requests_then_counts_their_drafts():
 def test_without_graphs_a_step_is_as_large_as_its_batch():
     costs = build(small(request(0, 10, 10))).costs
     assert costs["decode-0"].graphs is None
+
+
+def test_sizes_of_vllm_end_at_twice_its_requests():
+    assert captured_by_vllm(6) == [1, 2, 4, 8]
+    assert captured_by_vllm(140)[-4:] == [240, 248, 256, 272]
+    assert captured_by_vllm(4096)[-1] == 512
+
+
+def graphs_of(tmp_path, **changed):
+    """Graphs of a decode instance of DeepSeek-R1 with the default cost."""
+    fields = {
+        "model": "deepseek-r1",
+        "gpu": "b200",
+        "ep": 1,
+        "engine": "sglang",
+        "version": "0.5.12",
+        "tp": 8,
+    } | changed
+    path = tmp_path / "scenario.yaml"
+    release = f"engine_version: {fields['version']}\n" if fields["engine"] == "sglang" else ""
+    servers = f"{{gpu: {fields['gpu']}, tp: {fields['tp']}, ep: {fields['ep']}, max_running_requests: 20}}"
+    path.write_text(
+        f"name: a\nmodel: {fields['model']}\nengine: {fields['engine']}\n{release}"
+        f"prefill: {servers}\ndecode: {servers}\nnetwork: {{transport: mooncake-rdma}}\n"
+        "workload: {use: random_lengths, num_requests: 1, input_tokens: 10, output_tokens: 2}\n"
+        "client: {use: closed_loop, concurrency: 1}\n"
+    )
+    return build(load_scenario(path)).costs["decode-0"].graphs
+
+
+def test_experts_make_the_default_cost_pad_as_the_engine_does(tmp_path):
+    assert graphs_of(tmp_path).sizes == [1, 2, 4, 8, 12, 16, 20]
+    assert graphs_of(tmp_path, engine="vllm").sizes == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert graphs_of(tmp_path, model="qwen3-8b", tp=1) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "are_free"),
+    [
+        ({}, False),
+        ({"version": "0.5.23"}, False),
+        ({"ep": 8}, False),  # Blackwell's kernel knows no mask
+        ({"ep": 8, "version": "0.5.23"}, True),
+        ({"ep": 8, "gpu": "h200"}, True),
+        ({"ep": 8, "gpu": "h200", "engine": "vllm"}, False),
+    ],
+)
+def test_whole_experts_mask_empty_rows(tmp_path, changed, are_free):
+    assert graphs_of(tmp_path, **changed).has_free_rows is are_free
+
+
+class StandInRank:
+    def __init__(self, graphs):
+        self._cost = times(graphs=graphs)
+
+    def num_tokens(self, num_requests):
+        return self._cost.num_computed(num_requests)
+
+    def pads(self, num_requests):
+        return self._cost.pads(num_requests)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.booleans())
+def test_all_ranks_run_the_graph_of_the_largest_batch(batches, is_free):
+    """Four ranks, of which some have no requests. Batches above 8 have no graph."""
+    steps = [(StandInRank(Graphs([1, 4, 8], 0, has_free_rows=is_free)), batch) for batch in batches]
+    tokens = mean_expert_tokens(steps, 4)
+    if is_free or max(batches) > 8:
+        assert tokens == sum(rank.num_tokens(batch) for rank, batch in steps) / 4
+    else:
+        assert tokens == min(size for size in (1, 4, 8) if size >= max(batches))

@@ -12,6 +12,7 @@ from pdsim.core.routing.router import Router
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
+from pdsim.cost.kernels import is_blackwell
 from pdsim.cost.step_times import (
     DecodeHostOverhead,
     Drafting,
@@ -20,6 +21,7 @@ from pdsim.cost.step_times import (
     PipelineTimes,
     StepTimes,
     captured_batches,
+    captured_by_vllm,
     pipeline_times,
 )
 from pdsim.dataclass import dataclass
@@ -43,7 +45,7 @@ from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.scenario.sections.servers import DecodingSettings
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_model, lookups_remembered
-from pdsim.system.memory import Role, memory_tier
+from pdsim.system.memory import Layout, Role, memory_tier
 from pdsim.workload.client import Client
 from pdsim.workload.request_spec import RequestSpec, Streams
 
@@ -188,23 +190,48 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         kv_reads = KvReads(slows_prefill) if slows_prefill else None
         drafting = Drafting(model=draft_times(scenario, role))
         return StepTimes(prefill=prefill, decode=prefill, drafting=drafting, kv_reads=kv_reads)
-    graphs, has_drafts = None, scenario.acceptance is not None
     measured_ns = settings.speculative_drafting or 0
     drafting = Drafting(settings.num_verified_tokens, measured_ns, draft_times(scenario, role))
-    if cost.graph_sizes is not None:
-        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
-        default = captured_batches(largest, settings.resolved_max_running, speculative=has_drafts)
-        launch_ns = host.slowdown * cost.eager_layer * layout.model.num_layers
-        sizes = default if cost.graph_sizes == "sglang" else cost.graph_sizes
-        graphs = Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv, cost.graph_empty_rows_free)
     return StepTimes(
         prefill=prefill,
         decode=decode_model(scenario, role),
         drafting=drafting,
-        graphs=graphs,
+        graphs=_graphs(scenario, settings, layout),
         waves=attention_waves(scenario, role),
         cold_start=cost.cold_start,
         host_overhead=DecodeHostOverhead(
             *(host.slowdown * time_ns for time_ns in (host.decode_step, host.decode_request, host.decode_prefill))
         ),
     )
+
+
+def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> Graphs | None:
+    """CUDA graphs of an instance's decode steps. None: each batch takes the time of its own size."""
+    cost = scenario.cost
+    sizes: Sequence[int] | str | None = cost.graph_sizes
+    if sizes is None and cost.is_of_kernels and layout.model.experts is not None:
+        sizes = scenario.engine
+    if sizes is None:
+        return None
+    if sizes == "vllm":
+        sizes = captured_by_vllm(settings.resolved_max_running)
+    elif sizes == "sglang":
+        largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
+        speculative = scenario.acceptance is not None
+        sizes = captured_batches(largest, settings.resolved_max_running, speculative=speculative)
+    launch_ns = cost.host.slowdown * cost.eager_layer * layout.model.num_layers
+    assert not isinstance(sizes, str)
+    are_free = cost.graph_empty_rows_free or _masks_empty_rows(scenario, layout)
+    return Graphs(sorted(sizes), launch_ns, cost.graph_empty_row_kv, are_free)
+
+
+def _masks_empty_rows(scenario: Scenario, layout: Layout) -> bool:
+    """True if experts of an instance do not compute the empty rows of a CUDA graph.
+
+    Empty rows have the tokens of earlier steps, so they choose experts as requests do (SGLang 0.5.12,
+    model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). With whole experts SGLang
+    masks these rows (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978). Blackwell's kernel for them,
+    flashinfer_trtllm, knows no mask in 0.5.12, but in 0.5.23 (layers/moe/moe_runner/flashinfer_trtllm.py:888).
+    """
+    knows_mask = scenario.engine_rules.masks_empty_rows or not is_blackwell(layout.gpu.name) or layout.sends_to_experts
+    return scenario.engine == "sglang" and layout.has_whole_experts and knows_mask

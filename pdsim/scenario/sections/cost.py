@@ -236,15 +236,16 @@ class CostChoice(Section):
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
     """Batch sizes with CUDA graphs (--cuda-graph-bs-decode). Larger batches run without graphs.
 
-    sglang: SGLang's sizes. None: every batch runs at exactly its size. Fitted profiles have their own sizes.
+    sglang: SGLang's sizes. None: with cost kernels and a model with experts the engine's sizes; otherwise every batch
+    runs at exactly its size. Fitted profiles have their own sizes.
     """
     graph_empty_row_kv: float = Field(default=0, ge=0)
     """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV. Empty rows take time
     because attention kernels divide the context as if every row had a request.
     """
     graph_empty_rows_free: bool = False
-    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. This holds for models with
-    experts, because all empty rows choose the same experts.
+    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. This holds in real mode for
+    models with experts, because all its empty rows choose the same experts, and for whole experts that mask empty rows.
     """
     eager_layer: Duration = 310_000
     """Minimum time of a layer without a CUDA graph. The default is that of Qwen3-8B on an H200, as prefill_layer of the

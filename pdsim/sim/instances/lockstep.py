@@ -74,6 +74,10 @@ class Rank(Actor):
             return step.prefill.num_tokens
         return self._cost.num_computed(step.num_requests)
 
+    def pads(self, step: Step) -> bool:
+        """True if the step runs in a CUDA graph whose empty rows take the time of requests."""
+        return isinstance(step, DecodeStep) and self._cost.pads(step.num_requests)
+
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
         """Time in ns at which the step would end if the rank were the slowest. The caller makes one call per step, in
         order.
@@ -188,7 +192,7 @@ class Lockstep:
         steps = [(self._ranks[name], self._asked[name].popleft()) for name in self._ranks if name in self._asked]
         self._asked = {name: steps for name, steps in self._asked.items() if steps}
         start_ns = max([rank.ready_ns(step) for rank, step in steps])
-        expert_tokens = sum([rank.num_tokens(step) for rank, step in steps]) / self._num_ranks
+        expert_tokens = mean_expert_tokens(steps, self._num_ranks)
         ends_ns = [rank.end_ns(step, start_ns, expert_tokens) for rank, step in steps]
         if self._nics is not None:
             self._begin_exchange(self._nics, steps, start_ns, expert_tokens, ends_ns)
@@ -238,3 +242,13 @@ class Lockstep:
             rank.end(step, start_ns)
         if self._asked:
             self._look_at(self._end_ns)
+
+
+def mean_expert_tokens(steps: Sequence[tuple[Rank, Step]], num_ranks: int) -> float:
+    """Mean number of tokens that a rank gives to the experts in a round.
+
+    If all ranks with a step decode in CUDA graphs, each rank runs the graph of the largest batch, also a rank without
+    requests (SGLang 0.5.12, model_executor/cuda_graph_runner.py:1245).
+    """
+    tokens = [rank.num_tokens(step) for rank, step in steps]
+    return max(tokens) if all(rank.pads(step) for rank, step in steps) else sum(tokens) / num_ranks

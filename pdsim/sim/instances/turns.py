@@ -16,7 +16,7 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.cost.step_times import PipelineTimes
 from pdsim.sim.bus import Bus, Timeline
 from pdsim.sim.instances.actor import Parts
-from pdsim.sim.instances.lockstep import Lockstep, Rank
+from pdsim.sim.instances.lockstep import Lockstep, Rank, mean_expert_tokens
 
 
 class StagedRank(Rank):
@@ -156,11 +156,11 @@ class Turns(Lockstep):
 
     def _begin(self, steps: Sequence[tuple[StagedRank, m.Step]]) -> None:
         start_ns = max(self._stage_free_ns[0], *(rank.ready_ns(step) for rank, step in steps))
-        tokens = [rank.num_tokens(step) for rank, step in steps]
-        expert_tokens = sum(tokens) / self._num_ranks
+        expert_tokens = mean_expert_tokens(steps, self._num_ranks)
+        most_tokens = max([rank.num_tokens(step) for rank, step in steps])
         largest_ns = max([rank.duration_ns(step, start_ns, expert_tokens) for rank, step in steps])
         loads = [load for rank, _ in steps if (load := rank.take_load()) is not None]
-        end_ns = self._pipeline.pass_on(start_ns, largest_ns, max(tokens), self._stage_free_ns, loads)
+        end_ns = self._pipeline.pass_on(start_ns, largest_ns, most_tokens, self._stage_free_ns, loads)
         self._under_way.append(self._slot)
         self._timeline.after(end_ns - self._timeline.now_ns, self._end_turn, order=self._order)
         for rank, step in steps:
