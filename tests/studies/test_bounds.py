@@ -83,11 +83,14 @@ def test_a_server_on_a_gpu_without_rows_is_predicted_at_the_median():
         assert median(abs(arm["metrics"][metric]["error"]) for arm in arms) < most, metric
 
 
-def test_aggregated_points_are_within_20_percent_of_tpot_at_the_median():
-    """By defaults alone. TTFT has what lies before the GPU, of which those rows say nothing."""
-    errors = [abs(row["metrics"]["mean_tpot_ms"]["error"]) for row in report("aiconfigurator-points").values()]
-    assert len(errors) == 13
-    assert median(errors) < 0.20
+def test_aggregated_points_are_within_8_percent_of_tpot_at_the_median():
+    """By defaults alone. TTFT has what lies before the GPU, of which those rows say nothing. TPOT of one row chose how
+    many drafts are accepted.
+    """
+    rows = [row["metrics"] for row in report("aiconfigurator-points").values()]
+    errors = [abs(metrics["mean_tpot_ms"]["error"]) for metrics in rows if "mean_tpot_ms" in metrics]
+    assert len(errors) == len(rows) - 1 == 12
+    assert median(errors) < 0.08
 
 
 def test_the_metrics_of_vllm_are_those_of_its_requests():
