@@ -523,9 +523,9 @@ class SaveChunks:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The instance's loop sleeps before the step that it has just chosen."""
+    """The instance's loop sleeps this many times before the step that it has just chosen."""
 
-    duration_ns: int
+    num_sleeps: int
 
 
 @dataclass(frozen=True, slots=True)

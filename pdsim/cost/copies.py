@@ -6,6 +6,10 @@ from typing import Literal
 
 from pdsim.dataclass import dataclass
 
+SLEEP_NS = 10_000_000
+"""Time in ns for which vLLM's scheduler sleeps whenever it asks for a lookup of LMCache that has not ended (LMCache
+0.5.6, lmcache_async_lookup_client.py:125, 143, 183)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostCopies:

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.memory.chunk_cache import SLEEP_NS, ChunkCache
+from pdsim.core.memory.chunk_cache import ChunkCache, EvictionOrder
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.messages import Prefetched, PrefetchKv, PrefillStep
+from pdsim.cost.copies import SLEEP_NS
 from pdsim.scenario.sections.servers import StorageSettings
 from pdsim.scenario.yaml_file import ConfigError
 from tests.laws.test_lmcache import CHUNK, PAGE, SHARED, evicted_and_asked_again, prompts, with_lmcache
@@ -101,6 +102,33 @@ def test_chunks_are_held_from_the_lookup_until_the_prompt_begins(calls, num_chun
             cache.save(its_prompt, found, len(its_prompt), list(range(100)))
             twin.begin(begun, its_prompt)
         assert len(cache.places) == len(twin.prefixes)
+
+
+@given(st.lists(st.one_of(st.sets(st.integers(0, 7), min_size=1), st.integers(0, 3), st.none()), max_size=20))
+def test_the_key_evicted_next_is_the_first_in_order_that_nobody_holds(calls):
+    """A set of keys is held, a number releases one of these sets, and None evicts."""
+    order, keys, holds = EvictionOrder(), list(range(8)), []
+
+    def evict():
+        free = [key for key in keys if not any(key in held for held in holds)]
+        assert order.pop() == (free[0] if free else None)
+        keys[:] = [key for key in keys if key not in free[:1]]
+
+    for key in keys:
+        order.use(key)
+    for call in calls:
+        if isinstance(call, set):
+            holds.append([key for key in keys if key in call])
+            order.hold(holds[-1])
+        elif call is None:
+            evict()
+        elif holds:
+            order.release(holds.pop(call % len(holds)))
+            evict()
+    while holds:
+        order.release(holds.pop())
+    while keys:
+        evict()
 
 
 def stored_and_asked_again(role, read_bandwidth):

@@ -19,6 +19,7 @@ cache_engine.py:1275 only). What is saved to host memory is then written to stor
 LMCache 0.5.6: vllm_v1_adapter.py, cache_engine.py, local_cpu_backend.py. Law: tests/laws/test_lmcache.py.
 """
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from itertools import takewhile
@@ -27,10 +28,6 @@ from pdsim.core import messages as m
 from pdsim.core.memory.page_pool import PagePool
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
-
-SLEEP_NS = 10_000_000
-"""Time in ns for which the scheduler sleeps whenever it asks for a lookup that has not ended (LMCache 0.5.6,
-lmcache_async_lookup_client.py:125, 143, 183)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +53,50 @@ def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator
         yield key
 
 
+class EvictionOrder:
+    """Keys in the order in which they are evicted, without those that somebody holds. A key that is released is evicted
+    as if nobody had held it.
+    """
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[int, None] = OrderedDict()
+        self._holders: Counter[int] = Counter()
+        self._passed: dict[int, int] = {}
+        """Keys that were next while somebody held them, and their places in the order. All are before _order."""
+        self._released: list[tuple[int, int]] = []
+        """Heap of passed keys that nobody holds since, each behind its place in the order."""
+        self._num_passed = 0
+
+    def use(self, key: int) -> None:
+        """Adds a key, or moves it to the end of the order. Nobody may have held the key since it was added."""
+        self._order[key] = None
+        self._order.move_to_end(key)
+
+    def hold(self, keys: list[int]) -> None:
+        self._holders.update(keys)
+
+    def release(self, keys: list[int]) -> None:
+        self._holders.subtract(keys)
+        for key in keys:
+            if not self._holders[key]:
+                del self._holders[key]
+                if (place := self._passed.pop(key, None)) is not None:
+                    heapq.heappush(self._released, (place, key))
+
+    def pop(self) -> int | None:
+        """Removes and returns the first key that nobody holds. None: there is no such key."""
+        while self._released or self._order:
+            if self._released:
+                place, key = heapq.heappop(self._released)
+            else:
+                place, (key, _) = self._num_passed, self._order.popitem(last=False)
+            if key not in self._holders:
+                return key
+            self._passed[key] = place
+            self._num_passed += 1
+        return None
+
+
 class ChunkCache:
     def __init__(
         self, pool: PagePool, page_size: int, chunk_tokens: int, *, is_layerwise: bool = False, stores: bool = False
@@ -67,14 +108,14 @@ class ChunkCache:
         self.pool = pool
         self.is_layerwise = is_layerwise
         self.chunk_tokens = chunk_tokens
-        self.places: OrderedDict[int, int] = OrderedDict()
-        """Page id in the host pool of each chunk, by the chunk's key. Least recently used first."""
+        self.places: dict[int, int] = {}
+        """Page id in the host pool of each chunk, by the chunk's key."""
+        self._order = EvictionOrder()
+        """Keys of all chunks, least recently used first. Lookups hold the chunks that they have found."""
         self._chunk_pages = chunk_tokens // page_size
         self._copies: list[m.HostCopy] = []
         self._stores = stores
         self._num_sleeps = 0
-        self._held: Counter[int] = Counter()
-        """Number of lookups that have found a chunk, by the chunk's key. These chunks are not evicted."""
         self.lookups: dict[int, ChunkLookup] = {}
         """Lookups of prompts that have not begun, by request id. Empty without storage."""
 
@@ -84,7 +125,7 @@ class ChunkCache:
         """
         copies, self._copies = self._copies, []
         if self._num_sleeps:
-            copies.insert(0, m.Sleep(self._num_sleeps * SLEEP_NS))
+            copies.insert(0, m.Sleep(self._num_sleeps))
             self._num_sleeps = 0
         return copies
 
@@ -102,7 +143,7 @@ class ChunkCache:
         lookup = self.lookups.get(request_id)
         if lookup is None:
             keys = self._found(prompt, len(prompt))
-            self._held.update(keys)
+            self._order.hold(keys)
             lookup = self.lookups[request_id] = ChunkLookup(keys, [])
             start, most = len(keys) * self.chunk_tokens, len(prompt) // self.chunk_tokens - len(keys)
             self._copies.append(m.PrefetchKv(request_id, prompt, start, (), 1, most))
@@ -127,7 +168,7 @@ class ChunkCache:
         lookup.is_dropped = True
         if lookup.is_over:
             del self.lookups[request_id]
-            self._held -= Counter(lookup.keys)
+            self._order.release(lookup.keys)
             self.pool.free(lookup.read)
 
     def num_found(self, request_id: int, sequence: TokenSequence, num_tokens: int) -> int:
@@ -146,7 +187,7 @@ class ChunkCache:
         """
         if not self._stores:
             for key in reversed(self._found(sequence, num_tokens)):
-                self.places.move_to_end(key)
+                self._order.use(key)
         return max(0, self.num_found(request_id, sequence, num_tokens) * self._chunk_pages - num_shared)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
@@ -180,21 +221,26 @@ class ChunkCache:
                 self.pool.free([place])
             else:
                 self.places[key] = place
+                self._order.use(key)
 
     def flush(self) -> None:
         """Drops all chunks that no lookup has found."""
-        for key in [key for key in self.places if key not in self._held]:
-            self.pool.free([self.places.pop(key)])
+        while self._evict():
+            pass
+
+    def _evict(self) -> bool:
+        """Evicts the least recently used chunk that no lookup has found. Returns False if there is none."""
+        if (key := self._order.pop()) is None:
+            return False
+        self.pool.free([self.places.pop(key)])
+        return True
 
     def _make_places(self, num_chunks: int) -> list[int]:
         """Allocates host memory for at most num_chunks chunks, and evicts least recently used chunks if needed."""
         places: list[int] = []
         while len(places) < num_chunks:
-            if not self.pool.num_free:
-                oldest = next((key for key in self.places if key not in self._held), None)
-                if oldest is None:
-                    break
-                self.pool.free([self.places.pop(oldest)])
+            if not self.pool.num_free and not self._evict():
+                break
             places += self.pool.allocate(1)
         return places
 

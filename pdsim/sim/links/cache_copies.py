@@ -10,7 +10,7 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
 from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
 from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
-from pdsim.cost.copies import HostLink, StorageCosts, end_behind_load, end_of_saves
+from pdsim.cost.copies import SLEEP_NS, HostLink, StorageCosts, end_behind_load, end_of_saves
 from pdsim.dataclass import dataclass
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.bus import Bus, Timeline
@@ -203,7 +203,9 @@ class CacheCopies:
             elif isinstance(command, m.SaveChunks):
                 self._saves.append(command)
             elif isinstance(command, m.Sleep):
-                self._sleeps_until_ns = max(self.blocked_until_ns, self._timeline.now_ns) + command.duration_ns
+                self._sleeps_until_ns = (
+                    max(self.blocked_until_ns, self._timeline.now_ns) + command.num_sleeps * SLEEP_NS
+                )
                 self._block_until(self._sleeps_until_ns)
             elif isinstance(command, m.LoadChunks) and self._is_layerwise:
                 self._wait_by_layer(*self._copy("load", len(command.pages)))
