@@ -1,8 +1,9 @@
 """Simulates every measured number of the studies and writes accuracy.csv: make accuracy
 
-A row is one metric of one arm, predicted with one of three kinds of knowledge of the server:
+A row is one metric of one arm, predicted with one of four kinds of knowledge of the server:
 
-own rows      The study's own profile, if it has one. The column `fitted` says whether it was fitted to this very arm.
+own rows      The study's own profile, fitted to measured steps. The column `fitted` says whether to those of this arm.
+own means     The study's own profile, fitted to published means of an arm.
 its kernels   The default cost, if its tables have kernels of the GPU.
 neither       The default cost without kernels of the GPU, and without those of GPUs that are built alike.
 
@@ -32,14 +33,18 @@ from pdsim.workload.client import ClosedLoop
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 TABLE = Path(__file__).with_name("accuracy.csv")
-KNOWN = ("own rows", "its kernels", "neither")
+KNOWN = ("own rows", "own means", "its kernels", "neither")
+BLIND = KNOWN[2:]
+"""Kinds of knowledge without a profile of the server. Only their predictions have ranges."""
+OF_MEANS = ("decode-radix-b200", "incremental-h20", "inferencex-tp", "layerwise-tcp", "vllm-rtx")
+"""Studies whose profiles were fitted to two to five published means."""
 LARGE = ("inferencex-dp",)
 """Studies that are simulated only if the user names them, because they take half an hour."""
 UNKNOWN_GPUS = ("layerwise-tcp", "staging-ring-gb200")
 """Studies that do not say which GPU was measured, or that measured transfers only. They are simulated with their own
 profile only.
 """
-TITLES = ("your own rows: a profile", "kernels of your GPU", "neither")
+TITLES = ("your own steps: a profile", "means of one of your runs", "kernels of your GPU", "neither")
 README = EXPERIMENTS.parent / "README.md"
 MARKED = re.compile(r"(<!-- accuracy -->\n).*?(\n<!-- accuracy end -->)", re.DOTALL)
 METRICS = {
@@ -89,7 +94,7 @@ def numbers(case: MeasuredCase, arm: MeasuredArm) -> Iterator[Number]:
         return
     own, default = case.scenario(arm, case.seeds[0]), ("cost=kernels", f"front_end={arm.front_end}")
     if not own.cost.is_of_kernels:
-        yield from _simulated(case, arm, own, "own rows")
+        yield from _simulated(case, arm, own, KNOWN[case.name in OF_MEANS])
     if case.name in UNKNOWN_GPUS:
         return
     scenario = case.scenario(arm, case.seeds[0], default)
@@ -110,7 +115,7 @@ def _simulated(case: MeasuredCase, arm: MeasuredArm, scenario: Scenario, known: 
                 study=case.name,
                 arm=arm.name,
                 known=known,
-                fitted=arm.fitted and known == "own rows",
+                fitted=arm.fitted and known not in BLIND,
                 engine=arm.engine,
                 model=scenario.model,
                 gpu=scenario.device,
@@ -166,7 +171,7 @@ def _written(value: Any) -> str:
 
 
 def coverage(found: Sequence[Number]) -> list[list[str]]:
-    """Rows of a table, one for each metric and each kind of row (own, kernels, neither): number of measured values,
+    """Rows of a table, one for each metric and each kind of row: number of measured values,
     share of them inside the predicted range, half the range's width, and error.
     """
     rows = []
@@ -179,20 +184,20 @@ def coverage(found: Sequence[Number]) -> list[list[str]]:
             width, error = (
                 median(values) for values in zip(*((n.half_width, abs(n.error)) for n in kept), strict=True)
             )
-            ranged = ["", ""] if known == "own rows" else [f"{inside:.0%}", f"{width:.0%}"]
+            ranged = [f"{inside:.0%}", f"{width:.0%}"] if known in BLIND else ["", ""]
             rows.append([known, metric, str(len(kept)), f"{error:.1%}", *ranged])
     return rows
 
 
-def in_three_rows(found: Sequence[Number]) -> str:
-    """The README's table in Markdown, with a row for each kind of row: own, kernels, neither."""
+def in_few_rows(found: Sequence[Number]) -> str:
+    """The README's table in Markdown, with a row for each kind of row."""
     lines = ["| known of the server | TTFT | TPOT | throughput | inside the range |", "|---|---|---|---|---|"]
     for known, title in zip(KNOWN, TITLES, strict=True):
         kept = [one for one in found if one.known == known and not one.fitted]
         errors = [median(abs(one.error) for one in kept if one.metric == metric) for metric in METRICS]
         cells = [f"{error:.0%}".replace("%", " %") for error in errors]
         inside = f"{sum(one.is_inside for one in kept) / len(kept):.0%}".replace("%", f" % of {len(kept)}")
-        lines.append(f"| {title} | {' | '.join(cells)} | {'' if known == 'own rows' else inside} |")
+        lines.append(f"| {title} | {' | '.join(cells)} | {inside if known in BLIND else ''} |")
     return "\n".join(lines)
 
 
@@ -209,7 +214,7 @@ def main(names: Sequence[str]) -> None:
             print(f"{case.name}: {arm.name}", file=sys.stderr, flush=True)
             found += numbers(case, arm)
     write(found)
-    made = MARKED.sub(rf"\1{in_three_rows(found)}\2", README.read_text(encoding="utf-8"))
+    made = MARKED.sub(rf"\1{in_few_rows(found)}\2", README.read_text(encoding="utf-8"))
     write_whole(README, made)
     print("| known | metric | numbers | median error | inside the range | half its width |\n|---|---|---|---|---|---|")
     for row in coverage(found):

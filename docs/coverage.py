@@ -5,7 +5,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from docs.accuracy import EXPERIMENTS, KNOWN, METRICS, Number
+from docs.accuracy import BLIND, EXPERIMENTS, KNOWN, METRICS, Number
 from docs.signs import VERDICTS, counted
 from pdsim.calibration.validate.case import find_cases
 from pdsim.metrics.summary_rows import table_of_markdown
@@ -41,13 +41,13 @@ def on_gpus(found: Sequence[Number]) -> list[list[str]]:
     """Rows of a table, one for each metric: once for GPUs whose kernels were measured, and once for GPUs that count as
     unmeasured.
     """
-    groups = [(known, metric) for known in KNOWN[1:] for metric in METRICS]
+    groups = [(known, metric) for known in BLIND for metric in METRICS]
     return [[*group, *_inside([one for one in found if (one.known, one.metric) == group])] for group in groups]
 
 
 def light_loads(found: Sequence[Number]) -> Iterator[list[str]]:
     """Rows of a table, one for each engine and front end: number of arms with light loads, and median of TTFT's
-    absolute errors for each kind of row (own, kernels, neither).
+    absolute errors for each kind of row.
     """
     front_ends = {(case.name, arm.name): arm.front_end for case in find_cases((), EXPERIMENTS) for arm in case.arms}
     light = [one for one in found if one.metric == "TTFT" and _num_clients(one) <= LIGHT and not one.fitted]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from docs.accuracy import KNOWN, METRICS, Number
+from docs.accuracy import BLIND, METRICS, Number
 
 PAIRS = {
     "radix cache on decode": ("decode-radix-b200", [("baseline", "radix"), ("baseline", "radix-64")]),
@@ -80,7 +80,7 @@ RULES: Mapping[str, Callable[[Sign], bool]] = {
 def signs(numbers: Sequence[Number]) -> Iterator[Sign]:
     for choice, (study, pairs) in PAIRS.items():
         found = {(one.known, one.metric, one.arm): one for one in numbers if one.study == study}
-        for known in KNOWN[1:]:
+        for known in BLIND:
             for metric in METRICS:
                 for pair in pairs:
                     arms = [found[known, metric, arm] for arm in pair if (known, metric, arm) in found]
