@@ -1,6 +1,6 @@
 """Durations of encoders of images and audio, by roofline. No encoder was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pdsim.core.encode.own_media import OwnMedia
 from pdsim.core.messages import PrefillStep
@@ -49,6 +49,10 @@ class EncodingStepTimes(StepTimes):
     """Times of the model's encoders, by modality."""
     own: OwnMedia | None
     """Choice of the items that a forward encodes. None: the step names them."""
+
+    @property
+    def forward_ns(self) -> Callable[[PrefillStep, int], int]:
+        return self.prefill_ns
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward and of encoding its images and audio clips."""

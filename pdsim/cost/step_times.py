@@ -5,7 +5,7 @@ computes n times the draft tokens in the next larger CUDA graph. Host work follo
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from math import ceil
 from typing import NamedTuple
@@ -205,7 +205,16 @@ class StepTimes:
     count."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Number of decode steps with several requests since the last start, for cold_start."""
-    _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
+    lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
+    """Durations that `decode_line` has computed, by number of requests."""
+
+    @property
+    def forward_ns(self) -> Callable[[PrefillStep, int], int]:
+        """Function from a forward and its start in ns to its duration in ns: `prefill_ns`, or the cost model's own
+        function if nothing is added to the model's time.
+        """
+        is_plain = self.drafting.model is None and self.kv_reads is None and self.speedup[0] == 1
+        return self.prefill.prefill_ns if is_plain and not self.host_overhead.prefill_ns else self.prefill_ns
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in
@@ -236,10 +245,10 @@ class StepTimes:
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         """Durations of decode steps with num_requests requests."""
-        line = self._lines.get(num_requests)
+        line = self.lines.get(num_requests)
         if line is None:
             line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
-            self._lines[num_requests] = line
+            self.lines[num_requests] = line
         return line
 
     def num_computed(self, num_requests: int) -> int:

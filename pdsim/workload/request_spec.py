@@ -41,10 +41,10 @@ class RequestSpec(NamedTuple):
         return sum([item.num_tokens for item in self.media if item.modality == modality])
 
 
-def alone(number: int, num_prompt_tokens: int, num_output_tokens: int, arrival_ns: int = 0) -> RequestSpec:
+def alone(number: int, num_prompt_tokens: int, num_output_tokens: int) -> RequestSpec:
     """Makes a request that shares no tokens with other requests of its workload."""
     prompt, output = Spans.of(2 * number, num_prompt_tokens), Spans.of(2 * number + 1, num_output_tokens)
-    return RequestSpec(number, prompt, output, num_output_tokens, arrival_ns)
+    return RequestSpec(number, prompt, output, num_output_tokens)
 
 
 def conversation(

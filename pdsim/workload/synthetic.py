@@ -9,7 +9,7 @@ from pdsim.core.sequence import Spans
 from pdsim.dataclass import dataclass
 from pdsim.inputs import InputError
 from pdsim.workload.lengths import Lengths, positive
-from pdsim.workload.request_spec import RequestSpec, Streams, alone, conversation, fresh_streams
+from pdsim.workload.request_spec import RequestSpec, Streams, conversation, fresh_streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,8 @@ class RandomLengths:
         specs: list[RequestSpec] = []
         for i in range(self.num_requests):
             num_output_tokens = outputs()
-            specs.append(alone(i, inputs(), num_output_tokens))
+            prompt, output = Spans.of(2 * i, inputs()), Spans.of(2 * i + 1, num_output_tokens)
+            specs.append(RequestSpec(i, prompt, output, num_output_tokens))
         first_stream = 2 * self.num_requests
         for draw in self._media(rng):
             specs = [draw.added(spec, first_stream) for spec in specs]

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check_all_idle
-from pdsim.core.messages import Arrival, Cancel, Failed, Finished, KvSent, PrefillDone, Send
+from pdsim.core.messages import Arrival, Cancel, Drain, Failed, Finished, KvSent, PrefillDone, Send, Serve, WakeAt
 from pdsim.core.routing.role_router import RoleRouter
-from pdsim.core.routing.router import Router
+from pdsim.core.routing.router import RetryLimits, Router
 from pdsim.core.sequence import Spans
 from pdsim.policy.routing import LeastLoaded
 from pdsim.scenario.building.machines import build_router
@@ -116,3 +116,17 @@ def test_one_seed_gives_prefill_and_decode_unrelated_choices(policy, seed):
         router.on_message(Finished(i), 9)
     assert len(pairs) == 4
     assert all(56 <= count <= 144 for count in pairs.values())
+
+
+class Never:
+    def pick(self, prompt, view) -> str:
+        raise AssertionError
+
+
+def test_a_pair_without_others_is_not_chosen_and_may_be_down():
+    router = Router(prefill=RoleRouter(["p"], Never()), decode=RoleRouter(["d"], Never()), limits=RetryLimits())
+    assert arrive(router, 0) == {"p", "d"}
+    router.on_message(Drain("p"), 1)
+    assert [type(c) for c in router.on_message(Arrival(1, Spans.of(1, 5), 5), 2)] == [WakeAt]
+    router.on_message(Serve("p"), 3)
+    assert arrive(router, 2) == {"p", "d"}

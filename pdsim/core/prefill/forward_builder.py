@@ -22,7 +22,6 @@ REFRESH_CHOICES, MOST_REFRESHED = 32, 128
 """Number of choices between two refreshes, and maximum number of waiting prompts whose cached prefixes a refresh marks
 as used (WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX)."""
 
-
 RequestT = TypeVar("RequestT", bound=Request)
 
 GiveWay = Callable[[RequestT, float], float]
@@ -111,6 +110,7 @@ class ForwardBuilder(Generic[RequestT]):
         tree = cache.prefix_cache
         if isinstance(policy, CacheAwareOrder) and tree is None:
             self._policy = FirstComeFirstServed()
+        self._keeps_order = type(self._policy) is FirstComeFirstServed
         self._sorts = isinstance(self._policy, CacheAwareOrder)
         """True: the policy sorts prompts by cached tokens. Each sort counts as a use of the cached prefixes, even if no
         prompt can begin."""
@@ -229,6 +229,8 @@ class ForwardBuilder(Generic[RequestT]):
         """Returns the prompts in the policy's order. Policies that sort by cached tokens also change the order of the
         queue, as in SGLang.
         """
+        if self._keeps_order:  # nothing to ask
+            return map(Pick, self._waiting)
         picks = self._policy.select(self)
         if self._sorts and not isinstance(picks, HoldUntil):
             picks = list(picks)
@@ -246,7 +248,7 @@ class ForwardBuilder(Generic[RequestT]):
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:
             return None
-        picks = self._policy.select(self)
+        picks = self._select()
         if isinstance(picks, HoldUntil):
             return picks
         picks = list(picks)

@@ -91,11 +91,6 @@ class _Request:
         return self.arrival.request_id
 
     @property
-    def counted(self) -> tuple[int, int]:
-        """Number of prompt tokens and request id: the arguments of RoleRouter.release after the instance id."""
-        return self.num_tokens, self.arrival.request_id
-
-    @property
     def priority(self) -> int:
         return self.arrival.priority
 
@@ -133,6 +128,12 @@ class Router:
         self._prefill = prefill
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
+        (prefill_id, *others), (decode_id, *more) = prefill.instance_ids, self._decode.instance_ids
+        reads_loads = disaggregation is not None or held is not None or counts_streams
+        self._only = None if others or more or reads_loads else (prefill_id, decode_id)
+        """The only prefill and decode instance, if nothing reads their loads. None: requests have a choice."""
+        self._role_down = ""
+        """First role of which no instance is up. Empty: each role has one."""
         self._limits = limits
         self._shedding = shedding
         self._disaggregation = disaggregation
@@ -177,7 +178,7 @@ class Router:
                 if request := self._under_way(message.request_id):
                     request.streamed = True
                     self._count_stream(request)
-                    if self._is_aggregated:
+                    if self._is_aggregated and self._only is None:
                         self._prefill.on_computed(request.request_id)
                     self._waiting.pop(request.arrival.request_id, None)
             case m.Finished():
@@ -196,8 +197,7 @@ class Router:
                 for instances in self.roles.values():
                     instances.read(message.instances)
             case m.Serve() | m.Drain() | m.PeerUp():
-                for instances in self.roles.values():
-                    instances.note(message)
+                self._note(message)
             case m.PeerDown():
                 return self._on_down(message, now_ns)
             case _:
@@ -255,33 +255,36 @@ class Router:
                 commands += self._route(request, now_ns)
         return commands
 
-    @property
-    def _role_down(self) -> str:
-        """The first role of which no instance is up. Empty: each role has one."""
-        return next((role for role, instances in self.roles.items() if instances.all_down), "")
+    def _note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
+        for instances in self.roles.values():
+            instances.note(message)
+        self._role_down = next((role for role, instances in self.roles.items() if instances.all_down), "")
 
     def _route(self, request: _Request, now_ns: int) -> list[m.Command]:
-        arrival, prompt = request.arrival, request.arrival.prompt
-        request_id = arrival.request_id
-        last = request.attempt
+        arrival = request.arrival
+        prefill_id, decode_id = self._only or self._choose(request, now_ns)
+        attempt = attempt_id(arrival.request_id, request.num_retries)
+        limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
+        new = m.NewRequest(attempt, now_ns, arrival.prompt, *limits, arrival.media)
+        request.attempt, request.at_prefill, request.at_decode = new, prefill_id != decode_id, True
+        self._waiting[arrival.request_id] = request
+        return [m.Send(to, new) for to in new.instance_ids]
+
+    def _choose(self, request: _Request, now_ns: int) -> tuple[str, str]:
+        """Picks a prefill and a decode instance. Both ids are equal if one instance does everything."""
+        arrival, prompt, last = request.arrival, request.arrival.prompt, request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
-        named = request_id, arrival.session, arrival.agent
+        named = arrival.request_id, arrival.session, arrival.agent
         self._prefill.see(arrival.cached)
         if self._disaggregation is None:
             decode_id = prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named)
             if not self._is_aggregated:
                 decode_id = self._decode.pick(prompt, now_ns, avoid_decode, *named)
-            is_remote = not self._is_aggregated
-        else:
-            decode_id = self._decode.pick(prompt, now_ns, avoid_decode, *named)
-            is_remote = self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt)))
-            prefill_id = self._prefill.pick(prompt, now_ns, avoid_prefill, *named) if is_remote else decode_id
-        attempt = attempt_id(request_id, request.num_retries)
-        limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
-        new = m.NewRequest(attempt, now_ns, prompt, *limits, arrival.media)
-        request.attempt, request.at_prefill, request.at_decode = new, is_remote, True
-        self._waiting[request_id] = request
-        return [m.Send(to, new) for to in new.instance_ids]
+            return prefill_id, decode_id
+        decode_id = self._decode.pick(prompt, now_ns, avoid_decode, *named)
+        if not self._disaggregation.is_remote(prompt, self._pair(decode_id, len(prompt))):
+            return decode_id, decode_id
+        return self._prefill.pick(prompt, now_ns, avoid_prefill, *named), decode_id
 
     def _pair(self, decode_id: str, num_tokens: int) -> _Pair:
         assert self._decode.num_picked_cached_tokens is not None
@@ -353,7 +356,7 @@ class Router:
         if request.at_prefill:
             assert request.attempt is not None
             request.at_prefill = False
-            self._prefill.release(request.attempt.prefill_id, *request.counted, self._now_ns)
+            self._release(self._prefill, request.attempt.prefill_id, request)
 
     def _leave_decode(self, request: _Request) -> None:
         if request.at_decode:
@@ -363,7 +366,11 @@ class Router:
             if request.is_counted:
                 request.is_counted = False
                 self._count(request.attempt, -1, -request.num_tokens)
-            self._decode.release(request.attempt.decode_id, *request.counted, self._now_ns)
+            self._release(self._decode, request.attempt.decode_id, request)
+
+    def _release(self, instances: RoleRouter, instance_id: str, request: _Request) -> None:
+        if self._only is None:
+            instances.release(instance_id, request.num_tokens, request.arrival.request_id, self._now_ns)
 
     def _count_stream(self, request: _Request) -> None:
         if not self._counts_streams or request.is_counted:
@@ -386,8 +393,7 @@ class Router:
         prefill instance, decode instances report lost requests as Failed.
         """
         instance_id = down.instance_id
-        for instances in self.roles.values():
-            instances.note(down)
+        self._note(down)
         commands: list[m.Command] = []
         attempts = [(request, request.attempt) for request in self.live.values() if request.attempt is not None]
         for request, attempt in attempts:

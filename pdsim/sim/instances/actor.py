@@ -139,6 +139,7 @@ class Actor(Driver):
         self._timeline = timeline
         self._cost = cluster.costs[instance_id]
         self._cost.restart()
+        self._forward_ns = self._cost.forward_ns
         self._executor = parts.executor
         self._carry_out = bus.carry_out
         self._on_step = bus.recorder.on_step
@@ -378,7 +379,7 @@ class Actor(Driver):
         start_ns = self._prefill_start_ns()
         if self._staged is not None:
             start_ns = max(start_ns, self._stage_free_ns[0])
-        duration_ns = self._cost.prefill_ns(step, start_ns)
+        duration_ns = self._forward_ns(step, start_ns)
         if self._pipeline is None:
             self._run_prefill(step, start_ns, self._forward_end_ns(start_ns, duration_ns))
         else:

@@ -263,7 +263,7 @@ class DecodeRun:
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
-        line = self._cost.decode_line(step.num_requests)
+        line = self._cost.lines.get(step.num_requests) or self._cost.decode_line(step.num_requests)
         most_steps = step.max_steps
         self._warms_up = bool(self._cost.cold_start)
         if self._warms_up:
