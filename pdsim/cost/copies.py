@@ -153,8 +153,9 @@ class StorageCosts:
     write_page_bytes: int
     """Bytes that an instance writes for one page. If several ranks hold the same KV, one rank writes it and each rank
     reads it."""
-    objects_per_page: int
-    """Number of storage objects that hold one page. Each object is read and written separately."""
+    read_page_objects: int
+    """Number of reads that bring one page to all ranks of an instance."""
+    write_page_objects: int
     read_bandwidth: float
     """Read rate of all drives together in bytes per second."""
     write_bandwidth: float
@@ -166,4 +167,6 @@ class StorageCosts:
     """Fixed time in ns of one batch of pages (BATCH_PAGES), for a lookup, a read or a write."""
 
     def objects_per_byte(self, kind: str) -> float:
-        return self.objects_per_page / (self.read_page_bytes if kind == "read" else self.write_page_bytes)
+        if kind == "read":
+            return self.read_page_objects / self.read_page_bytes
+        return self.write_page_objects / self.write_page_bytes

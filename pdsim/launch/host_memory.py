@@ -17,26 +17,27 @@ _FIRST_KVBM_PORT = 56001
 
 
 def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
-    """Settings of the connector to host memory. LMCache takes a size in GiB per rank, OffloadingConnector a size in
-    bytes for all ranks of an engine (LMCache 0.5.6, v1/storage_backend/local_cpu_backend.py:403). KVBM reads its size
-    from the environment.
-
-    host_bytes: bytes of each GPU.
-    """
-    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}
-    if servers.host_cache_connector == "kvbm":
+    """Settings of the connector to host memory. host_bytes: bytes of each GPU."""
+    if servers.host_cache_connector == "kvbm":  # reads its size from the environment
         return {"kv_connector": KVBM, "kv_role": "kv_both", **_KVBM_MODULE}
-    is_lmcache = servers.host_cache_connector == "lmcache"
-    if is_lmcache:
-        extra = {
-            "lmcache.max_local_cpu_size": host_bytes / 2**30,
-            "lmcache.chunk_size": servers.host_cache_chunk_tokens,
-            **({"lmcache.use_layerwise": True} if servers.host_cache_layerwise else {}),
-        }
-        if storage is not None:
-            extra |= {"lmcache.remote_url": STORES[storage.shared], "lmcache.enable_async_loading": True}
-    name = LMCACHE if is_lmcache else OFFLOADING
+    if servers.host_cache_connector == "lmcache":
+        name, extra = LMCACHE, _of_lmcache(servers, host_bytes, storage)
+    else:
+        name, extra = OFFLOADING, {"cpu_bytes_to_use": host_bytes * (servers.tp // servers.dp)}  # of all ranks
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def _of_lmcache(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
+    """LMCache's settings. Its size is in GiB of a rank (0.5.6, v1/storage_backend/local_cpu_backend.py:403)."""
+    found: dict[str, Any] = {
+        "lmcache.max_local_cpu_size": host_bytes / 2**30,
+        "lmcache.chunk_size": servers.host_cache_chunk_tokens,
+    }
+    if servers.host_cache_layerwise:
+        found["lmcache.use_layerwise"] = True
+    if storage is not None:
+        found |= {"lmcache.remote_url": STORES[storage.shared], "lmcache.enable_async_loading": True}
+    return found
 
 
 def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[str, Any]]) -> dict[str, Any]:
@@ -45,22 +46,20 @@ def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[s
 
     role: the server's kv_role. connectors: the connector to the other role, then that to host memory.
     """
-    if servers.host_cache_bytes is None or servers.host_cache_connector != "kvbm":
-        return {
-            "kv_connector": "MultiConnector",
-            "kv_role": role,
-            "kv_connector_extra_config": {"connectors": connectors},
-        }
-    extra = {"connectors": connectors[::-1]}
-    return {"kv_connector": "PdConnector", "kv_role": role, **_KVBM_MODULE, "kv_connector_extra_config": extra}
+    if _has_kvbm(servers):
+        found = {"kv_connector": "PdConnector", "kv_role": role, **_KVBM_MODULE}
+        return {**found, "kv_connector_extra_config": {"connectors": connectors[::-1]}}
+    found = {"kv_connector": "MultiConnector", "kv_role": role}
+    return {**found, "kv_connector_extra_config": {"connectors": connectors}}
 
 
 def kvbm_variables(servers: ServerSettings, place: Place | None = None) -> dict[str, object]:
     """Environment variables of a server with KVBM: its host memory and, at a place, the ports of the server. Empty: the
     server has no KVBM.
     """
-    if servers.host_cache_bytes is None or servers.host_cache_connector != "kvbm":
+    if not _has_kvbm(servers):
         return {}
+    assert servers.host_cache_bytes is not None
     found: dict[str, object] = {KVBM_GB: f"{servers.host_cache_bytes * servers.tp / 1e9:.12g}"}
     if place is not None:
         port = _FIRST_KVBM_PORT + 2 * place.number
@@ -68,3 +67,7 @@ def kvbm_variables(servers: ServerSettings, place: Place | None = None) -> dict[
         if len(place.hosts) > 1:
             found["DYN_KVBM_LEADER_ZMQ_HOST"] = place.host
     return found
+
+
+def _has_kvbm(servers: ServerSettings) -> bool:
+    return servers.host_cache_bytes is not None and servers.host_cache_connector == "kvbm"

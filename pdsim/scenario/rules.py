@@ -113,6 +113,11 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
     for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
         if computing is not None and computing.prefill_max_requests is not None:
             return f"{role}.prefill_max_requests is a setting of SGLang; leave it out"
+        if computing is not None and not computing.chunked_media and computing.long_prefill_tokens is not None:
+            return (
+                f"{role}.chunked_media: false beside {role}.long_prefill_tokens: pdsim does not model an item beyond "
+                "this limit; leave one of the two out"
+            )
     if (aggregated := scenario.aggregated) is not None:
         if aggregated.speculative_draft_tokens is not None:
             return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"

@@ -219,7 +219,7 @@ def test_stages_load_their_layers_at_once(engine, pp):
 def test_storage_has_an_object_of_each_stage():
     prefill = {"prefill__tp": 2, "prefill__host_cache": "auto", "storage": {}, "decode__tp": 2}
     whole, staged = (storage_costs(resolve(small(request(0, 9, 9), prefill__pp=pp, **prefill))) for pp in (1, 4))
-    assert (staged.objects_per_page, staged.read_page_bytes) == (4 * whole.objects_per_page, whole.read_page_bytes)
+    assert (staged.read_page_objects, staged.read_page_bytes) == (4 * whole.read_page_objects, whole.read_page_bytes)
     assert staged.num_pages == whole.num_pages
 
 

@@ -29,7 +29,7 @@ from pdsim.sim.links.cache_copies import Storage, StorageClient
 from tests.laws.test_host_cache import NUM_PAGES, TOKEN_BYTES, WRITES, Tiers, tiered, tiers
 from tests.laws.test_radix_cache import tokens
 from tests.strategies import aggregated_scenarios, fault_schedules, optimistic_scenarios, scenarios
-from tests.support import examples, request, run, run_both_ways, small
+from tests.support import examples, request, run, run_both_ways, small, small_aggregated
 
 POLICIES = ["best_effort", "wait_complete", "timeout"]
 FOREVER_NS = 1 << 60
@@ -388,7 +388,8 @@ def test_an_instance_looks_up_and_reads_one_prompt_after_another_as_they_come(as
         num_pages=1 << 20,
         read_page_bytes=PAGE_NS,
         write_page_bytes=PAGE_NS,
-        objects_per_page=1,
+        read_page_objects=1,
+        write_page_objects=1,
         read_bandwidth=1e9,
         write_bandwidth=1e9,
         objects_per_s=1e12,
@@ -421,7 +422,8 @@ costs = st.builds(
     num_pages=st.just(1 << 20),
     read_page_bytes=st.integers(1000, 100_000),
     write_page_bytes=st.integers(1000, 100_000),
-    objects_per_page=st.sampled_from([1, 2, 8]),
+    read_page_objects=st.sampled_from([1, 2, 8]),
+    write_page_objects=st.sampled_from([1, 2, 8]),
     read_bandwidth=st.sampled_from([1e9, 1e10]),
     write_bandwidth=st.sampled_from([1e9, 1e10]),
     objects_per_s=st.sampled_from([1e4, 1e5, 1e9]),
@@ -448,7 +450,8 @@ def test_batches_take_their_latency_and_the_time_of_the_narrowest_link(costs, nu
         reads = row.kind == "read"
         page_bytes = costs.read_page_bytes if reads else costs.write_page_bytes
         bandwidth = costs.read_bandwidth if reads else costs.write_bandwidth
-        links_s = (page_bytes / min(bandwidth, costs.client_bandwidth), costs.objects_per_page / costs.objects_per_s)
+        page_objects = costs.read_page_objects if reads else costs.write_page_objects
+        links_s = (page_bytes / min(bandwidth, costs.client_bandwidth), page_objects / costs.objects_per_s)
         latency_ns = -(-row.num_pages // BATCH_PAGES) * costs.latency_ns
         assert row.end_ns - row.start_ns == pytest.approx(latency_ns + 1e9 * row.num_pages * max(links_s), abs=3)
 
@@ -504,6 +507,20 @@ def test_a_prompt_waits_for_two_lookups_and_two_batches(storage, seconds):
     assert reads[0].start_ns == begun_ns + 2 * 3_000_000
     assert reads[-1].end_ns == pytest.approx(begun_ns + 4 * 3_000_000 + 1e9 * seconds, abs=3)
     assert waits.prefill_start_ns == reads[-1].end_ns
+
+
+@pytest.mark.parametrize(("engine", "num_readers"), [("sglang", 4), ("vllm", 1)])
+def test_one_rank_writes_latent_kv(engine: str, num_readers: int):
+    """All four ranks hold the same KV. In SGLang each reads it; LMCache reads it once for all."""
+    servers = {"aggregated__tp": 4, "aggregated__host_cache": "auto", "storage": {}}
+    if engine == "vllm":
+        servers["aggregated__host_cache_connector"] = "lmcache"
+    costs = storage_costs(
+        resolve(small_aggregated(request(0, 9, 9), model="moonlight-16b-a3b", engine=engine, **servers))
+    )
+    assert costs is not None
+    assert (costs.read_page_objects, costs.write_page_objects) == (num_readers, 1)
+    assert costs.read_page_bytes == num_readers * costs.write_page_bytes
 
 
 def test_clients_of_a_store_share_its_bandwidth():

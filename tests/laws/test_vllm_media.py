@@ -216,13 +216,14 @@ def test_no_chunk_ends_within_an_image_unless_images_may_be_split():
     ("changes", "message"),
     [
         ({}, "largest image of 16384 tokens exceeds a step"),
-        ({"long_prefill_tokens": 40, "chunked_prefill_tokens": 16384}, "beside long_prefill_tokens"),
+        ({"long_prefill_tokens": 40, "chunked_prefill_tokens": 16384}, "beside aggregated.long_prefill_tokens"),
     ],
 )
-def test_images_that_cannot_be_computed_in_one_step_are_refused(changes: dict[str, int], message: str):
+def test_servers_that_cannot_compute_an_image_in_one_step_are_refused(changes: dict[str, int], message: str):
+    """Whatever they are asked for: here a prompt of text."""
     changed = {f"aggregated__{name}": value for name, value in {"chunked_media": False, **changes}.items()}
     with pytest.raises(ConfigError, match=message):
-        run(small_aggregated(with_images(0, [(0, 40)], 20, 1), model=MODEL, engine="vllm", **changed))
+        run(small_aggregated(with_images(0, [], 20, 1), model=MODEL, engine="vllm", **changed))
 
 
 def test_a_prompt_whose_image_does_not_fit_lets_later_prompts_pass(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from pdsim.core.encode.embedding_cache import EmbeddingCache
 from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.encode.own_media import OwnMedia
 from pdsim.cost.encoding import EncoderTimes, EncodingStepTimes
 from pdsim.cost.step_times import StepTimes
@@ -85,12 +86,19 @@ def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
 def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
     """Maximum number of tokens of items in a vLLM server's encoder cache: the tokens of a step, but at least those of
     the largest image (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder.
+    Raises ConfigError if vLLM does not start, because the largest image exceeds a step and images may not be split.
     """
     model = load_model(scenario.model)
     if not model.encoders:
         return 0
     largest = 0 if model.encoder is None else model.encoder.max_image_tokens
-    return max(settings.rank_chunk_tokens or model.max_context_tokens, largest)
+    step = settings.rank_chunk_tokens or model.max_context_tokens
+    if not settings.chunked_media and largest > step:
+        raise ConfigError(
+            f"chunked_media: false: vLLM does not start if the model's largest image of {largest} tokens exceeds a "
+            f"step (0.33.0, v1/core/encoder_cache_manager.py:363): raise chunked_prefill_tokens to {largest} or more"
+        )
+    return max(step, largest)
 
 
 def _encoders(scenario: Scenario) -> Mapping[str, Encoder]:
@@ -168,13 +176,16 @@ def with_own_media(
             raise ConfigError(f"{role}: pdsim does not model media with pp or cp; leave them out{instead}")
         for name in names:
             given = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
-            own = OwnMedia(media, _embedding_bytes(encoders), EmbeddingCache(EMBEDDING_CACHE_BYTES))
             found[name] = EncodingStepTimes(
                 **given,
                 encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
-                own=own if scenario.engine == "sglang" else None,
+                own=None if scenario.engine == "vllm" else _own_media(media, encoders),
             )
     return found
+
+
+def _own_media(media: Mapping[int, Sequence[MediaItem]], encoders: Mapping[str, Encoder]) -> OwnMedia:
+    return OwnMedia(media, _embedding_bytes(encoders), EmbeddingCache(EMBEDDING_CACHE_BYTES))
 
 
 def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
@@ -187,15 +198,6 @@ def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
         raise ConfigError(
             f"an image or audio clip of {largest} tokens exceeds vLLM's encoder cache of {most} tokens (0.33.0, "
             f"v1/engine/input_processor.py:635): raise chunked_prefill_tokens to {largest} or more"
-        )
-    if not servers.chunked_media and most > (servers.rank_chunk_tokens or most):
-        raise ConfigError(
-            f"chunked_media: false: vLLM does not start if the model's largest image of {most} tokens exceeds a step "
-            f"(0.33.0, v1/core/encoder_cache_manager.py:363): raise chunked_prefill_tokens to {most} or more"
-        )
-    if not servers.chunked_media and servers.long_prefill_tokens is not None:
-        raise ConfigError(
-            "chunked_media: false beside long_prefill_tokens: pdsim does not model an item beyond this limit"
         )
 
 

@@ -234,8 +234,9 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
     """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
     different tp or pp, so that neither can read the other's pages (SGLang 0.5.23,
-    mem_cache/storage/mooncake_store/mooncake_store.py:630). With LMCache, ranks that hold the same KV get it from the
-    first rank (LMCache 0.5.6, cache_engine.py:881).
+    mem_cache/storage/mooncake_store/mooncake_store.py:630). Of ranks that hold the same KV, one writes it (SGLang
+    0.5.23, mem_cache/hicache_storage.py:69); each reads it in SGLang, the first for all in LMCache (0.5.6,
+    cache_engine.py:881).
     """
     if (storage := scenario.storage) is None:
         return None
@@ -249,12 +250,14 @@ def storage_costs(scenario: Scenario) -> StorageCosts | None:
         if storage.shared and (stages := scenario.roles[other].split.pp) != num_stages:
             raise ConfigError(f"storage.shared: {role} has pp {num_stages} and {other} pp {stages}: {why} pp")
     page_bytes = layout.kv_token_bytes * stored_page_tokens(scenario)
-    write_bytes = page_bytes * (1 if is_latent else layout.tp)
+    num_writers = 1 if is_latent else layout.tp
+    num_readers = num_writers if scenario.engine == "vllm" else layout.tp
     return StorageCosts(
-        num_pages=storage.drives * storage.size // write_bytes,
-        read_page_bytes=write_bytes if scenario.engine == "vllm" else page_bytes * layout.tp,
-        write_page_bytes=write_bytes,
-        objects_per_page=layout.tp * num_stages,
+        num_pages=storage.drives * storage.size // (page_bytes * num_writers),
+        read_page_bytes=page_bytes * num_readers,
+        write_page_bytes=page_bytes * num_writers,
+        read_page_objects=num_readers * num_stages,
+        write_page_objects=num_writers * num_stages,
         read_bandwidth=storage.drives * storage.read_bandwidth,
         write_bandwidth=storage.drives * storage.write_bandwidth,
         objects_per_s=storage.drives * storage.io_limit,
