@@ -1,11 +1,10 @@
-"""Rules that relate several sections of a scenario."""
+"""Rules that relate several sections of a scenario, whatever its engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pdsim.core.engine_rules import RELEASES
 from pdsim.cost.settings import Affine, AiConfigurator
-from pdsim.policy.prefill import HighestResponseRatioFirst, ShortestPrefillFirst
+from pdsim.scenario.engines import of_its_engine, of_its_release
 from pdsim.workload.client import ClosedLoop
 
 _DIVIDING_BACKENDS = {
@@ -13,7 +12,6 @@ _DIVIDING_BACKENDS = {
     "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
 }
 """Attention backends with which decode GPUs can divide the KV of a request (dcp), with the source."""
-_ORDERS_SINCE_0_5_12 = (HighestResponseRatioFirst, ShortestPrefillFirst)
 NOT_MODELLED = {
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
     "prefill.dcp": (
@@ -28,169 +26,7 @@ of other roles have the field.
 
 if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
-    from pdsim.scenario.sections.servers import ServerSettings, StorageSettings
-
-
-def _of_its_engine(scenario: "Scenario") -> str:
-    wrong = _wrong_for_vllm(scenario) if scenario.engine == "vllm" else _wrong_for_sglang(scenario)
-    return f"engine {scenario.engine}: {wrong}" if wrong else ""
-
-
-def _of_its_release(scenario: "Scenario") -> str:
-    releases = RELEASES[scenario.engine]
-    if scenario.engine_version not in (None, *releases):
-        return f"engine_version {scenario.engine_version}: pdsim models {', '.join(releases)} of {scenario.engine}"
-    if scenario.engine_version == "0.5.12":
-        for role, computing in (("prefill", scenario.prefill), ("aggregated", scenario.aggregated)):
-            if computing is not None and isinstance(computing.policy, _ORDERS_SINCE_0_5_12):
-                return (
-                    f"{role}.policy: SGLang 0.5.12 has neither hrrn nor shortest_prefill_first "
-                    "(managers/schedule_policy.py:124); leave engine_version out"
-                )
-    return ""
-
-
-def _wrong_for_sglang(scenario: "Scenario") -> str:
-    prefill = scenario.prefill
-    for role, servers in scenario.roles.items():
-        if servers.host_cache is not None and not servers.radix_cache:
-            return f"{role}.host_cache needs radix_cache: true (0.5.23, arg_groups/hicache_hook.py:45)"
-        if servers.host_cache_connector != "offloading":
-            return (
-                f"{role}.host_cache_connector: pdsim does not model SGLang's LMCache (--enable-lmcache) and KVBM; "
-                "leave it out"
-            )
-    for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
-        if computing is not None and computing.long_prefill_tokens is not None:
-            return f"{role}.long_prefill_tokens is a setting of vLLM; leave it out, or say engine: vllm"
-        if computing is not None and computing.long_prefill_adaptive:
-            return f"{role}.long_prefill_adaptive is a setting of vLLM; leave it out, or say engine: vllm"
-        if computing is not None and not computing.chunked_media:
-            return f"{role}.chunked_media is a setting of vLLM; leave it out, or say engine: vllm"
-    if scenario.network.nixl_push:
-        return "network.nixl_push is a setting of vLLM; leave it out, or say engine: vllm"
-    if prefill is not None and prefill.hold_timeout is not None:
-        return "prefill.hold_timeout is a setting of vLLM; leave it out, or say engine: vllm"
-    if scenario.aggregated is not None and scenario.aggregated.load_balance_method == "follow_bootstrap_room":
-        return (
-            "aggregated.load_balance_method: follow_bootstrap_room: requests of an aggregated server have no bootstrap "
-            "room (0.5.23, managers/data_parallel_controller.py:905); say round_robin, total_requests or total_tokens"
-        )
-    if scenario.aggregated is not None and scenario.aggregated.mixed_chunk:
-        if scenario.aggregated.chunked_prefill_tokens in (0, -1):
-            return "aggregated.mixed_chunk needs chunked_prefill_tokens (0.5.23, managers/scheduler.py:1376)"
-        if scenario.aggregated.speculative_draft_tokens is not None:
-            return "aggregated.mixed_chunk: pdsim does not model mixed steps with drafts; leave one of them out"
-    if scenario.aggregated is not None and scenario.aggregated.prefill_schedule_interval > 1:
-        return "aggregated.prefill_schedule_interval is a setting of vLLM; leave it out, or say engine: vllm"
-    if scenario.router.disaggregation is not None:
-        return "router.disaggregation: decode computes no prompts in SGLang; leave it out, or say engine: vllm"
-    return ""
-
-
-def _wrong_for_vllm(scenario: "Scenario") -> str:
-    prefill, decode = scenario.prefill, scenario.decode
-    for role, servers in scenario.roles.items():
-        if servers.load_balance_method not in ("auto", "router"):
-            return f"{role}.load_balance_method: {servers.load_balance_method} is a setting of SGLang; leave it out"
-        if servers.dp == 1 and (servers.moe_a2a_backend or "none") != "none":
-            return f"{role}.moe_a2a_backend: it needs dp > 1 in vLLM (0.33.0, config/parallel.py:788); leave it out"
-    if prefill is not None and prefill.dynamic_chunks:
-        return "prefill.dynamic_chunks is a setting of SGLang; leave it out"
-    for role, servers in scenario.roles.items():
-        if servers.split.cp > 1:
-            return f"{role}.cp: {servers.split.cp}: pdsim does not model vLLM's context parallelism; leave it out"
-    if decode is not None and decode.allocation != "prefill_complete":
-        return f"decode.allocation: {decode.allocation}: decode allocates pages for computed prompts; leave it out"
-    if decode is not None and decode.speculative_draft_tokens is not None:
-        return "decode.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
-    if any(servers.mamba_radix_cache_strategy is not None for servers in scenario.roles.values()):
-        return "mamba_radix_cache_strategy is a setting of SGLang; leave it out"
-    if any(servers.mamba_track_interval is not None for servers in scenario.roles.values()):
-        return "mamba_track_interval is a setting of SGLang; leave it out"
-    if wrong := _wrong_tiers_for_vllm(scenario):
-        return wrong
-    for role, computing in (("prefill", prefill), ("aggregated", scenario.aggregated)):
-        if computing is not None and computing.prefill_max_requests is not None:
-            return f"{role}.prefill_max_requests is a setting of SGLang; leave it out"
-        if computing is not None and not computing.chunked_media and computing.long_prefill_tokens is not None:
-            return (
-                f"{role}.chunked_media: false beside {role}.long_prefill_tokens: pdsim does not model an item beyond "
-                "this limit; leave one of the two out"
-            )
-    if (aggregated := scenario.aggregated) is not None:
-        if aggregated.speculative_draft_tokens is not None:
-            return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
-        if aggregated.prefill_schedule_interval > 1 and aggregated.dp > 1:
-            return "aggregated.prefill_schedule_interval: pdsim does not model it for several ranks; give dp: 1"
-        if aggregated.schedule_conservativeness != 1:
-            return "aggregated.schedule_conservativeness is a setting of SGLang; leave it out"
-        if aggregated.priority_preemption_threshold is not None:
-            return "aggregated.priority_preemption_threshold is a setting of SGLang; leave it out"
-        if aggregated.mixed_chunk:
-            return "aggregated.mixed_chunk is SGLang's: vLLM's steps always mix prompts and outputs; leave it out"
-    if scenario.network.staging is not None:
-        return "network.staging is a setting of SGLang; leave it out"
-    return _wrong_push(scenario)
-
-
-def _wrong_push(scenario: "Scenario") -> str:
-    if not scenario.network.nixl_push:
-        return ""
-    if not scenario.network.transport.startswith("nixl"):
-        return f"network.nixl_push: the transport is {scenario.network.transport}; give one of NIXL"
-    if scenario.decode is not None and scenario.decode.returns_kv:
-        return "network.nixl_push: NixlPushConnector returns no KV (0.33.0, push_scheduler.py:73); leave one out"
-    return ""
-
-
-def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
-    if scenario.decode is not None and scenario.decode.host_cache is not None:
-        return (
-            "decode.host_cache: one connector loads all KV of a request, and decode's reads it from prefill "
-            "(0.33.0, multi_connector.py:467); leave it out"
-        )
-    for role, servers in scenario.roles.items():
-        if servers.host_cache_write != "write_through":
-            return f"{role}.host_cache_write: {servers.host_cache_write} is a setting of SGLang; leave it out"
-        if servers.host_cache_connector == "lmcache" and servers.host_cache_chunk_tokens % scenario.page_size:
-            return (
-                f"{role}.host_cache_chunk_tokens: {servers.host_cache_chunk_tokens} is no multiple of page_size "
-                f"{scenario.page_size}; pdsim models LMCache's chunks of whole pages only"
-            )
-        if (beside := _beside_kvbm(scenario, servers)) and servers.host_cache is not None:
-            return f"{role}.host_cache_connector: kvbm: {beside}"
-    return "" if scenario.storage is None else _wrong_storage_for_vllm(scenario, scenario.storage)
-
-
-def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") -> str:
-    """LMCache's remote store, read with enable_async_loading."""
-    for name in ("prefetch", "prefetch_threshold"):
-        if getattr(storage, name) != type(storage).model_fields[name].default:
-            return f"storage.{name}: it is a setting of SGLang; leave it out"
-    for role, servers in scenario.roles.items():
-        if servers.host_cache is not None and servers.host_cache_connector != "lmcache":
-            return f"storage: pdsim models vLLM's storage behind {role}.host_cache_connector lmcache only; leave it out"
-        if servers.host_cache_layerwise:
-            return f"storage: pdsim does not model it beside {role}.host_cache_layerwise; leave one of the two out"
-    return ""
-
-
-def _beside_kvbm(scenario: "Scenario", servers: "ServerSettings") -> str:
-    """Names a setting that KVBM lacks, or that pdsim does not model with KVBM. Empty: there is none."""
-    if servers.host_cache_connector != "kvbm":
-        return ""
-    network, decode = scenario.network, scenario.decode
-    if decode is not None and (network.nixl_push or not network.transport.startswith("nixl")):
-        return (
-            f"network.transport is {network.transport}{' with nixl_push' * network.nixl_push}, but beside KVBM prefill "
-            "sends KV by NixlConnector only (kvbm 1.6.1, pd_connector.py:108); give nixl-rdma"
-        )
-    if decode is not None and decode.returns_kv:
-        return "prefill asks KVBM alone for KV (kvbm 1.6.1, pd_connector.py:165); leave decode.returns_kv out"
-    sizes = {"pp": servers.split.pp, "dp": servers.dp, "dcp": servers.split.dcp}
-    found = next((name for name, size in sizes.items() if size > 1), "")
-    return f"pdsim does not model {found} {sizes[found]} beside KVBM; leave one of the two out" if found else ""
+    from pdsim.scenario.sections.servers import ServerSettings
 
 
 def _of_shedding(scenario: "Scenario") -> str:
@@ -258,8 +94,7 @@ def _of_divided_kv(scenario: "Scenario") -> str:
         "elastic": scenario.elastic is not None,
         "cost aiconfigurator": isinstance(scenario.cost.decode, AiConfigurator),
     }
-    found = next((field for field, is_given in beside.items() if is_given), "")
-    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+    return _not_modelled(where, beside)
 
 
 def _of_split_prefill(scenario: "Scenario") -> str:
@@ -283,8 +118,8 @@ def _of_split_prefill(scenario: "Scenario") -> str:
     }
     of_groups = {"prefill.dp": prefill.dp > 1, "prefill.host_cache": prefill.host_cache is not None}
     for name, size, others in (("pp", prefill.pp, beside | of_stages), ("cp", prefill.cp, beside | of_groups)):
-        if size > 1 and (found := next((field for field, is_given in others.items() if is_given), "")):
-            return f"pdsim does not model prefill.{name} {size} beside {found}; leave one of the two out"
+        if size > 1 and (wrong := _not_modelled(f"prefill.{name} {size}", others)):
+            return wrong
     return ""
 
 
@@ -301,8 +136,7 @@ def _of_shared_prompts(scenario: "Scenario") -> str:
         "aggregated.pp": servers.pp > 1,
         "aggregated.host_cache": servers.host_cache is not None,
     }
-    found = next((field for field, is_given in beside.items() if is_given), "")
-    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+    return _not_modelled(where, beside)
 
 
 def _of_stages(scenario: "Scenario") -> str:
@@ -336,8 +170,7 @@ def _of_stages(scenario: "Scenario") -> str:
         beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
     if scenario.aggregated is not None:
         beside["aggregated.prefill_schedule_interval"] = scenario.aggregated.prefill_schedule_interval > 1
-    found = next((field for field, is_given in beside.items() if is_given), "")
-    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
+    return _not_modelled(where, beside)
 
 
 def _of_ranks_with_stages(scenario: "Scenario") -> str:
@@ -354,6 +187,12 @@ def _of_ranks_with_stages(scenario: "Scenario") -> str:
     if scenario.faults or scenario.health is not None:
         return f"pdsim does not model {where} with faults or health; leave one of them out"
     return ""
+
+
+def _not_modelled(where: str, beside: Mapping[str, bool]) -> str:
+    """Names the first setting beside which pdsim does not model another. Empty: none of them is given."""
+    found = next((field for field, is_given in beside.items() if is_given), "")
+    return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 
 
 def _is_lmcache(servers: "ServerSettings") -> bool:
@@ -383,8 +222,7 @@ def _of_encoding(scenario: "Scenario") -> str:
         "health": scenario.health is not None,
     }
     beside |= {f"{role}.dp": role != "decode" and servers.dp > 1 for role, servers in scenario.roles.items()}
-    found = next((field for field, is_given in beside.items() if is_given), "")
-    return f"pdsim does not model encode beside {found}; leave one of the two out" if found else ""
+    return _not_modelled("encode", beside)
 
 
 def _of_storage(scenario: "Scenario") -> str:
@@ -432,8 +270,8 @@ def _of_costs(scenario: "Scenario") -> str:
 
 
 RULES: tuple[Callable[["Scenario"], str], ...] = (
-    _of_its_engine,
-    _of_its_release,
+    of_its_engine,
+    of_its_release,
     _of_shedding,
     _of_queue,
     _of_counts,
