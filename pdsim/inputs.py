@@ -198,6 +198,8 @@ def _require_size(data: Any, where: str) -> None:
 
 def whole(value: Any) -> int:
     """Reads a whole number, or its text. Raises ValueError for fractions and for true or false."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("no whole number")
     if isinstance(value, str):

@@ -13,7 +13,7 @@ BELOW = {
     "system": {"ruamel"},
     "core": {"policy"},
     "cost": {"core", "policy", "system"},
-    "workload": {"core", "policy", "system", "pyarrow"},
+    "workload": {"core", "policy", "system", "pyarrow", "pydantic_core"},
     "metrics": {"core", "policy", "numpy", "pandas", "pyarrow", "pydantic_core", "matplotlib"},
     "scenario": {"core", "policy", "system", "cost", "workload", "metrics", "pydantic", "pydantic_core", "ruamel"},
     "launch": {"scenario", "system", "policy", "workload"},

@@ -13,6 +13,8 @@ from math import isnan
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import from_json
+
 from pdsim.dataclass import dataclass
 from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, open_text, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
@@ -58,7 +60,7 @@ class Line:
         """Returns the record with the fields of nested objects added to its own. An object {value, unit} becomes its
         value.
         """
-        if not any(isinstance(value, dict) for value in self._fields.values()):
+        if dict not in map(type, self._fields.values()):
             return self
         flat: dict[str, Any] = {}
         _flatten(self._fields, flat)
@@ -179,7 +181,11 @@ def _rows_of(found: dict[str, Any]) -> Any:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        return parse_json(text, where)
+        return from_json(text, allow_inf_nan=False)  # in half the time of json
+    except ValueError:
+        pass
+    try:
+        return parse_json(text, where)  # which also reads unpaired surrogates, and says what is wrong
     except InputError as wrong:
         raise TraceError(str(wrong)) from None
 

@@ -148,8 +148,9 @@ def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
     """Returns field name and value of a quantity: of the first of its names that the row has. None: the row has
     none.
     """
+    fields = line.fields
     for name in quantity.names:
-        if (found := line.get(name)) is not None and found != "":
+        if (found := fields.get(name)) is not None and found != "":
             return name, found
     return None
 
@@ -212,14 +213,9 @@ class RowReader:
         prompt = self.prompt(line)
         num_outputs = self.num_outputs(line)
         output = Spans.of(next(self.streams), num_outputs)
-        request_class = value_of(line, names.CLASS)
-        spec = RequestSpec(
-            number,
-            prompt,
-            output,
-            num_outputs,
-            request_class="" if request_class is None else str(request_class[1]).strip(),
-        )
+        found = value_of(line, names.CLASS)
+        request_class = "" if found is None else str(found[1]).strip()
+        spec = RequestSpec(number, prompt, output, num_outputs, request_class=request_class)
         return self.images.placed(self._at_its_time(spec, line), prompt)
 
     def prompt(self, line: Line) -> Spans:
@@ -264,10 +260,10 @@ class RowReader:
         """
         session = value_of(line, names.SESSION)
         before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
-        delay = value_of(line, names.DELAY)
         if before is None:
             spec = spec._replace(arrival_ns=self._arrival_ns(line))
         else:
+            delay = value_of(line, names.DELAY)
             is_timed = value_of(line, names.ARRIVAL) is not None or (delay is None and self._has_times)
             arrival_ns = self._arrival_ns(line) if is_timed else before.arrival_ns
             if arrival_ns < before.arrival_ns:

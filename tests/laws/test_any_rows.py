@@ -12,7 +12,7 @@ from pdsim.workload import trace_fields as names
 from pdsim.workload.agent_plays import WekaTrace
 from pdsim.workload.prompts import PROMPTS, ChatTrace, ShareGpt
 from pdsim.workload.request_spec import Streams
-from pdsim.workload.trace_file import InputWarning, TraceError
+from pdsim.workload.trace_file import InputWarning, TraceError, json_lines
 from pdsim.workload.trace_kind import trace_kind
 from pdsim.workload.traces import AgenticMooncakeTrace, AppliedComputeTrace, MooncakeTrace, RequestTable
 
@@ -68,6 +68,25 @@ def test_json_is_read_or_refused(tmp_path_factory, rows, as_list):
     read_or_refused(lambda: trace_kind(path), path)
     for reader in READERS:
         check(read_or_refused(lambda kind=reader: kind(path=path).requests(Streams(0)), path))
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+JSON = VALUES | st.integers() | FINITE | st.text(max_size=9) | st.lists(FINITE, max_size=3)
+
+
+@settings(max_examples=50)
+@given(rows=st.lists(st.dictionaries(TEXTS, JSON, min_size=1, max_size=4), max_size=3), is_ascii=st.booleans())
+def test_json_lines_are_what_json_reads(tmp_path_factory, rows, is_ascii):
+    path = tmp_path_factory.mktemp("t") / "t.jsonl"
+    path.write_bytes("\n".join(json.dumps(row, ensure_ascii=is_ascii) for row in rows).encode())
+    assert [repr(line.fields) for line in json_lines(path)] == list(map(repr, rows))
+
+
+def test_json_lines_may_have_half_of_a_surrogate_pair_and_many_levels(tmp_path):
+    path, deep = tmp_path / "t.jsonl", "[" * 300 + "]" * 300
+    path.write_text(f'{{"text": "\\ud800", "deep": {deep}}}\n')
+    (line,) = json_lines(path)
+    assert line.fields == {"text": "\ud800", "deep": json.loads(deep)}
 
 
 @settings(max_examples=60)
