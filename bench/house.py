@@ -279,7 +279,11 @@ def output(script: str, root: Path) -> Any:
     paths = ":".join(str(root / folder) for folder in (".", "real", "kernels"))
     command = [sys.executable, "-c", script]
     environment = {"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(command, check=False, cwd=root, stdout=subprocess.PIPE, text=True, env=environment)
+    if done.returncode:
+        sys.exit(
+            f"bench/house.py: {sys.executable} cannot run pdsim; `make setup`, then `.venv/bin/python bench/house.py`"
+        )
     return json.loads(done.stdout)
 
 
