@@ -172,8 +172,7 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
     forward = PrefillStep(0, (PrefillChunk(0, 0, new_tokens, is_last=True),))
     context_tokens = prompt_tokens + fmean(len(request.output) for request in requests) / 2
     sent = scenario.client.concurrency if isinstance(scenario.client, ClosedLoop) else len(requests)
-    assert decoding.pool_tokens is not None, "the scenario is not resolved"
-    most = (decoding.resolved_max_running, int(decoding.pool_tokens / context_tokens))
+    most = (decoding.resolved_max_running, int(decoding.capacity_tokens / context_tokens))
     batch = max(1, min(ceil(min(sent, len(requests)) / len(decode_ids)), *most))
     kv_tokens = round(batch * context_tokens)
     prefill_ns = cluster.costs[prefill_id].prefill_terms(forward)

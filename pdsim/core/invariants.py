@@ -12,6 +12,7 @@ from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.core.memory.hisparse_cache import BufferedLease, HiSparseCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
 from pdsim.core.memory.kv_cache import KvCache, Lease
@@ -55,6 +56,9 @@ def check_idle(instance: AnyInstance) -> None:
     _require(offload is None or not (offload.stores or offload.loads), "LEAK-7", "copies of blocks", offload, instance)
     chunks = instance.cache.chunks
     _require(chunks is None or not chunks.lookups, "LEAK-7", "lookups of prompts", chunks, instance)
+    if isinstance(instance.cache, HiSparseCache):
+        buffers = instance.cache.buffers
+        _require(buffers.num_free == buffers.num_pages, "LEAK-2", "pages of buffers", buffers.num_free, instance)
     _require(not instance.requests(), "LEAK-3", "requests after the last one", instance.requests(), instance)
 
 
@@ -96,6 +100,8 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
         in_use |= {-page for page in range(1, cache.num_left_pages + 1)}  # whichever these are
     _check_pool(pool, [*private, *twins], nodes)
     _require(cache.num_available_pages == pool.num_pages - len(in_use), "PAGE-3", "available", in_use, cache)
+    if isinstance(cache, HiSparseCache):
+        _check_buffers(cache, leases)
     if tree is None:
         return
     for lease in leases:
@@ -115,6 +121,20 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
         _check_pool(pool, [*places.values(), *read], [])
     if isinstance(cache, HybridKvCache):
         _check_states(cache, nodes, leases)
+
+
+def _check_buffers(cache: HiSparseCache, leases: Sequence[Lease]) -> None:
+    """Checks the GPU pages of requests whose KV is in host memory: none before the KV has arrived, then as many as the
+    KV has pages, or a whole buffer.
+    """
+    buffers, num_held = cache.buffers, 0
+    for lease in leases:
+        assert isinstance(lease, BufferedLease)
+        num_held += lease.num_buffer_pages
+        expected = (0, buffers.num_needed(len(lease.table)))
+        _require(lease.num_buffer_pages in expected, "BUFFER-1", "pages of a buffer", lease.num_buffer_pages, lease)
+    _require(num_held + buffers.num_free == buffers.num_pages, "BUFFER-1", "pages of buffers", num_held, buffers)
+    _require(buffers.num_free >= 0, "BUFFER-1", "free pages", buffers.num_free, buffers)
 
 
 def _check_states(cache: HybridKvCache, nodes: list[Node], leases: list[Lease]) -> None:

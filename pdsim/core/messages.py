@@ -744,6 +744,21 @@ class MicroBatchStep(DecodeStep):
 
 
 @dataclass(frozen=True, slots=True)
+class HiSparseStep(DecodeStep):
+    """Decode one token of every running request, and copy KV between host memory and GPU in each step. The numbers are
+    those of one step.
+    """
+
+    num_loaded_tokens: int
+    """Number of tokens to copy to the GPU for requests in `joined`."""
+    num_long_requests: int
+    """Number of other requests whose KV does not fit their buffers. Tokens that attention chooses may be missing
+    there."""
+    num_saved_tokens: int
+    """Number of tokens to copy to host memory."""
+
+
+@dataclass(frozen=True, slots=True)
 class MixedStep:
     """A forward that computes chunks of prompts and decodes one token of every running request."""
 

@@ -10,11 +10,12 @@ from dataclasses import field
 from math import ceil
 from typing import NamedTuple
 
-from pdsim.core.messages import MixedStep, PrefillStep
+from pdsim.core.messages import DecodeStep, HiSparseStep, MixedStep, PrefillStep
 from pdsim.cost.copies import end_behind_load
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
+from pdsim.cost.swaps import SwapCosts
 from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
 from pdsim.system.model import stage_layers
@@ -200,6 +201,8 @@ class StepTimes:
     """Hypothetical speedup factors of the GPU: in prefill and in decode."""
     kv_reads: KvReads | None = None
     """Reads by KV transfers, which prolong forwards. None: transfers do not prolong forwards."""
+    swaps: SwapCosts | None = None
+    """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
     """Stalls in ns after a cold start, by the ordinal number of the decode step. Only steps of several requests
     count."""
@@ -250,6 +253,12 @@ class StepTimes:
             line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
             self.lines[num_requests] = line
         return line
+
+    def with_swaps(self, line: DecodeLine, step: DecodeStep) -> DecodeLine:
+        """Returns the line of a decode step, including its copies between host memory and GPU."""
+        if self.swaps is None or not isinstance(step, HiSparseStep):
+            return line
+        return line.later(self.swaps.step_ns(step))
 
     def num_computed(self, num_requests: int) -> int:
         """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""

@@ -15,6 +15,7 @@ from pdsim.launch.commands import (
     FIRST_BOOTSTRAP_PORT,
     HOST,
     TIMES,
+    Aside,
     Launch,
     Place,
     Rule,
@@ -137,7 +138,7 @@ _SAID = (
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness", "aggregated.mixed_chunk"),
     *("*.dcp", "*.pp", "*.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
-    "decode.polling_interval",
+    *("decode.polling_interval", "decode.hisparse"),
     *("decode.admission.reserved_tokens", "decode.admission.max_estimated_output_tokens"),
 )
 _STAGING = ("gather_host", "scatter_host", "gather_efficiency", "scatter_efficiency", "transfer_latency")
@@ -151,6 +152,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAID),
     **DRIVES,
     **{f"network.staging.{name}": TIMES for name in _STAGING},
+    "decode.hisparse.miss_rate": Aside("a property of model and load"),
     "engine": _engine,
     "weight_dtype": weights,
     "kv_dtype": one_of(KV_DTYPES, "SGLang"),
@@ -350,16 +352,30 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
         ]
     assert isinstance(servers, DecodeSettings)
     assert isinstance(servers.admission, ReserveDecodeTokens)
+    backup = "host_pool" if servers.retracts_to_host_cache else None
     return [
         ("disaggregation-mode", "decode"),
         *flags,
+        *_hisparse_flags(scenario, servers),
         ("disaggregation-decode-enable-radix-cache", servers.radix_cache),
         ("disaggregation-decode-polling-interval", servers.polling_interval),
         ("disaggregation-decode-extra-slots", servers.extra_slots),
-        ("disaggregation-decode-retraction-backup", "host_pool" if servers.retracts_to_host_cache else None),
+        ("disaggregation-decode-retraction-backup", backup if servers.hisparse is None else "none"),
         ("disaggregation-decode-allocation-policy", servers.allocation),
         ("num-reserved-decode-tokens", servers.admission.reserved_tokens),
     ]
+
+
+def _hisparse_flags(scenario: Scenario, servers: DecodeSettings) -> Flags:
+    """Options of HiSparse. top_k is the model's own (0.5.23, model_executor/model_runner.py:1039)."""
+    if servers.hisparse is None:
+        return []
+    config = {
+        "top_k": load_model(scenario.model).attention.window_tokens,
+        "device_buffer_size": servers.hisparse.device_buffer_tokens,
+        "host_to_device_ratio": servers.hisparse.host_to_device_ratio,
+    }
+    return [("enable-hisparse", True), ("hisparse-config", json.dumps(config)), ("disable-radix-cache", True)]
 
 
 def environment(scenario: Scenario, role: str) -> dict[str, object]:

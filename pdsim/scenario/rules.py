@@ -18,6 +18,11 @@ NOT_MODELLED = {
         "pdsim divides KV on decode and aggregated servers only; on prefill servers it usually makes nothing faster "
         "(SGLang 0.5.23, arg_groups/pd_disaggregation_hook.py:57)"
     ),
+    "aggregated.hisparse": (
+        "pdsim models HiSparse on decode servers only; an aggregated server of SGLang computes KV on the GPU, and then "
+        "copies all of it to host memory (0.5.23, managers/hisparse_coordinator.py:838)"
+    ),
+    "prefill.hisparse": "the decode servers alone need it, because prefill sends KV to their host memory; leave it out",
 }
 """Fields that a reader may look for on servers of a role that lacks them, each with the reason for a message. Servers
 of other roles have the field.
@@ -95,6 +100,38 @@ def _of_divided_kv(scenario: "Scenario") -> str:
         "cost aiconfigurator": isinstance(scenario.cost.decode, AiConfigurator),
     }
     return _not_modelled(where, beside)
+
+
+def _of_hisparse(scenario: "Scenario") -> str:
+    """Names a setting that SGLang or pdsim lacks beside HiSparse. Empty: there is none. Models and sizes are checked
+    when the scenario is resolved.
+    """
+    decode, network = scenario.decode, scenario.network
+    if decode is None or decode.hisparse is None:
+        return ""
+    if scenario.engine != "sglang":
+        return "decode.hisparse is a setting of SGLang; leave it out"
+    refused = {
+        "decode.radix_cache": (decode.radix_cache, "arg_groups/pd_disaggregation_hook.py:100"),
+        "decode.dcp": (decode.dcp > 1, "arg_groups/hicache_hook.py:152"),
+        "decode.allocation prefill_complete": (
+            decode.allocation == "prefill_complete",
+            "arg_groups/pd_disaggregation_hook.py:217",
+        ),
+        "network.transport ascend": (network.transport.startswith("ascend"), "disaggregation/ascend/conn.py:286"),
+    }
+    for field, (is_given, at) in refused.items():
+        if is_given:
+            return f"decode.hisparse: SGLang refuses it with {field} (0.5.23, {at}); leave one of the two out"
+    beside = {
+        "engine_version 0.5.12": scenario.engine_version == "0.5.12",
+        "speculation": decode.speculative_draft_tokens is not None,
+        "decode.pp": decode.pp > 1,
+        "decode.returns_kv": decode.returns_kv,
+        "network.staging": network.staging is not None,
+        "elastic": scenario.elastic is not None,
+    }
+    return _not_modelled("decode.hisparse", beside)
 
 
 def _of_split_prefill(scenario: "Scenario") -> str:
@@ -281,6 +318,7 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_stages,
     _of_ranks_with_stages,
     _of_divided_kv,
+    _of_hisparse,
     _of_encoding,
     _of_storage,
     _of_elastic_clusters,

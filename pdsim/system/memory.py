@@ -112,6 +112,8 @@ class Layout:
     """Draft model whose weights are on the same GPUs. None: there is no draft model."""
     num_verified_tokens: int = 1
     """Number of tokens per request that one decode step computes."""
+    index_ratio: int = 1
+    """Number of tokens whose indexer keys the GPU holds, for each token of the pool."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -241,6 +243,7 @@ class Layout:
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
         if engine == "sglang":
+            whole += (self.index_ratio - 1) * attention.index_token_bytes
             return whole + attention.WINDOW_POOL_RATIO * window
         if self.model.state is not None:
             whole = round(whole * self.state_blocks.padding)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pdsim.formats.deployments.importing import import_deployment
+from pdsim.formats.deployments.importing import changed, import_deployment
 from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import InputError
 from pdsim.scenario.building.cluster import build
@@ -518,3 +518,14 @@ def test_replicas_that_are_no_count_are_refused(tmp_path, replicas):
     write_yaml({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "a"}, "spec": spec}, path)
     with pytest.raises(InputError, match=r"pods\.yaml: replicas: expected a whole number of at least 0, found"):
         import_deployment([path])
+
+
+def test_hisparse_waits_for_its_miss_rate(tmp_path):
+    servers = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3.2 --tp 8 --disaggregation-mode"
+    config = '--enable-hisparse --hisparse-config \'{"top_k": 2048, "host_to_device_ratio": 5}\''
+    (tmp_path / "all.sh").write_text(f"{servers} prefill\n{servers} decode {config}\n")
+    found = import_deployment([tmp_path], gpu="h200")
+    assert "hisparse" not in changed(found, [])["decode"]
+    assert any("set decode.hisparse.miss_rate" in line for line in found.aside)
+    given = changed(found, ["decode.hisparse.miss_rate=0.1"])["decode"]["hisparse"]
+    assert given == {"miss_rate": 0.1, "device_buffer_tokens": 4096, "host_to_device_ratio": 5}

@@ -101,6 +101,8 @@ OTHER = {
     "decode.returns_kv": [],
     "decode.retraction_backup": ["false"],
     "decode.retracts_to_host_cache": [],
+    **{f"decode.hisparse.{name}": [] for name in ("miss_rate", "device_buffer_tokens", "host_to_device_ratio")},
+    "decode.hisparse": [],
     **{
         f"router.{role}": [
             "round_robin",
@@ -201,6 +203,9 @@ WIDE_SERVERS = "{gpu: h100, tp: 16, dp: 8, two_batch_overlap: true}"
 WIDE = [("model", "deepseek-v3"), ("prefill", WIDE_SERVERS), ("decode", WIDE_SERVERS), ("network.staging", None)]
 """Changes after which each server spans two hosts."""
 IMAGES = "{use: random_lengths, num_requests: 30, input_tokens: 99, output_tokens: 9, images: 2, image_tokens: 1000}"
+HISPARSE = [("model", "deepseek-v3.2"), ("prefill", "{gpu: h200, tp: 8}"), ("network", "{transport: mooncake-rdma}")]
+HISPARSE += [("decode", "{gpu: h200, tp: 8, hisparse: {miss_rate: 0.1, host_to_device_ratio: 5}}"), ("page_size", "64")]
+"""Changes after which decode keeps its KV in host memory."""
 ENCODE = [("model", "qwen3-vl-8b"), ("encode", "{gpu: h100, instances: 2, cache: 1 GiB}"), ("health", None)]
 ENCODE += [("network.staging", None), ("workload", IMAGES)]
 """Changes that add encode instances, and a load with images."""

@@ -20,6 +20,7 @@ from tests.launch.sample import (
     ALONE,
     DRAFTS,
     FAMILIES,
+    HISPARSE,
     OTHER,
     PAIR,
     WHOLE,
@@ -586,6 +587,19 @@ def test_decode_divides_kv(engine, flags):
     pool = "--num-gpu-blocks-override 8192" if engine == "vllm" else "--max-total-tokens 131072"
     assert pool in server.replace(" \\\n ", "")
     assert (engine == "vllm") != ("--attention-backend flashinfer" in server.replace(" \\\n ", ""))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "dynamo", "kubernetes"])
+def test_hisparse(engine):
+    """Decode alone gets its flags. Retracted requests fail, because their KV is kept nowhere else."""
+    commands, notes = text(engine, scenario(*((one, None) for one in WITHOUT[engine]), *HISPARSE))
+    servers = [" ".join(one.replace("\\\n", "").split()) for one in commands if "enable-hisparse" in one]
+    config = '{"top_k": 2048, "device_buffer_size": 4096, "host_to_device_ratio": 5}'
+    assert any(config in one for one in servers)
+    for one in servers:
+        assert "disaggregation-decode-retraction-backup" in one
+        assert "disable-radix-cache" in one
+    assert any("decode.hisparse.miss_rate: a property of model and load" in note for note in notes)
 
 
 MANUAL = "{use: manual, assignment_mode: min_group, max_idle: 90 s}"

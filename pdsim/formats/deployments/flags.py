@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from pdsim.formats.deployments import encoders
+from pdsim.formats.deployments.measured_fields import read_hisparse_config
 from pdsim.formats.deployments.names import is_known, model_named
 from pdsim.formats.deployments.readers import (
     STATE_DTYPES,
@@ -193,6 +194,8 @@ SGLANG: dict[str, Reader] = {
     "speculative-eagle-topk": of_server("speculative_eagle_topk"),
     "speculative-num-draft-tokens": of_server("speculative_draft_tokens"),
     **dict.fromkeys(("speculative-draft-model-path", "speculative-draft-model"), _draft_model),
+    "enable-hisparse": of_server("enable_hisparse", is_flag(found=True)),
+    **dict.fromkeys(("hisparse-config", "hierarchical-sparse-attention-extra-config"), read_hisparse_config),
     **dict.fromkeys(("mamba-radix-cache-strategy", "mamba-scheduler-strategy"), _state_strategy),
     "mamba-track-interval": of_server("mamba_track_interval"),
     **encoders.OPTIONS,

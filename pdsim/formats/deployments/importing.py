@@ -12,6 +12,7 @@ from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment, of_hold, of_host_memory
 from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.loads import load_of
+from pdsim.formats.deployments.measured_fields import take_measured_fields, with_measured_fields
 from pdsim.formats.deployments.names import gpu_named, is_known, model_named
 from pdsim.formats.deployments.processes import Process, merged, read_processes
 from pdsim.formats.deployments.readers import Read, Value, difference, parsed
@@ -20,7 +21,6 @@ from pdsim.inputs import parse_yaml, read_text
 from pdsim.scenario.loading import apply_change
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, DecodeSettings, PrefillSettings, ServerSettings
-from pdsim.scenario.sections.speculation import named
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
@@ -43,9 +43,9 @@ class Imported:
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
-    drafts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Fields of speculative decoding, by role. The scenario lacks them until the user gives the number of tokens that a
-    step accepts, which a deployment does not have.
+    withheld: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Fields of speculative decoding and HiSparse, by role. The scenario lacks them until the user gives the number of
+    tokens that a step accepts, or the rate of misses, which a deployment does not have.
     """
 
     def take(self, path: str, value: Any) -> None:
@@ -335,9 +335,8 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
         given["max_running_requests"] *= dp
     if given.pop("has_priorities", False):
         server.read.aside.append("priorities: the load sets classes and their priorities")
-    drafts = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
-    if drafts and role != "prefill":
-        found.drafts[role] = drafts_of(drafts, server.read)
+    if withheld := take_measured_fields(given, server.read, role):
+        found.withheld[role] = withheld
     given.pop("has_connector", None)
     common = {} if role == "decode" else server.read.common
     host_memory = of_host_memory(given, dp / tp, server.process.variables, server.read.aside, common)
@@ -428,23 +427,14 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
     )
 
 
-def drafts_of(given: dict[str, Any], read: Read) -> dict[str, Any]:
-    """The fields of speculative decoding. The scenario gets them only if the number of accepted tokens is known."""
-    if named(given.get("speculative_algorithm")) != "STANDALONE":
-        given.pop("speculative_draft_model", None)
-    shown = ", ".join(f"{name} {value}" for name, value in given.items())
-    read.aside.append(f"{shown}: set speculative_accept_length, the accepted tokens of a step, to simulate drafts")
-    return given
-
-
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """The scenario as plain data, after changes in the notation of --set. Fields of speculative decoding are in it if
-    the number of accepted tokens is set.
+    """The scenario as plain data, after changes in the notation of --set. Fields that need a measured number are in it
+    if the number is set.
     """
     data = found.data
     for change in changes:
         apply_change(data, change)
-    for role, drafts in found.drafts.items():
-        if isinstance(servers := data.get(role), dict) and servers.get("speculative_accept_length") is not None:
-            data[role] = {**drafts, **servers}
+    for role, withheld in found.withheld.items():
+        if isinstance(servers := data.get(role), dict):
+            data[role] = with_measured_fields(servers, withheld)
     return data

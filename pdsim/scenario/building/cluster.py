@@ -198,6 +198,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         drafting=drafting,
         graphs=_graphs(scenario, settings, layout),
         waves=attention_waves(scenario, role),
+        swaps=wiring.swaps(scenario, role),
         cold_start=cost.cold_start,
         host_overhead=DecodeHostOverhead(
             *(host.slowdown * time_ns for time_ns in (host.decode_step, host.decode_request, host.decode_prefill))

@@ -13,9 +13,11 @@ from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
+from pdsim.core.decode.hisparse_instance import HiSparseDecodeInstance
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
+from pdsim.core.memory.hisparse_cache import HiSparseCache
 from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
@@ -215,7 +217,9 @@ def _decode_instance(scenario: Scenario, instance_id: str) -> DecodeInstance:
     make: Callable[..., DecodeInstance] = partial(
         DecodeInstance, staged=scenario.network.staging is not None, giver=giver
     )
-    if scenario.engine == "vllm":
+    if isinstance(cache, HiSparseCache):
+        make = HiSparseDecodeInstance
+    elif scenario.engine == "vllm":
         make = partial(VllmDecodeInstance, budget=_token_budget(scenario, prefill), giver=giver)
     elif decode.pp > 1:
         make = partial(StagedDecodeInstance, num_stages=decode.pp, shares_turns=decode.dp > 1)

@@ -89,7 +89,7 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     prompts, outputs = [len(spec.prompt) for spec in requests], [len(spec.output) for spec in requests]
 
     def require(sizes: list[int], role: Role, spare_tokens: int, what: str) -> None:
-        pool = scenario.roles[role].pool_tokens or 0
+        pool = scenario.roles[role].capacity_tokens
         states = _state_tokens(scenario, role)
         if (most := max(sizes)) > (room := max(0, pool - spare_tokens - states)):
             request_id = requests[sizes.index(most)].request_id
@@ -177,7 +177,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
         known = longest.setdefault(spec.max_output_tokens, spec)
         if len(spec.prompt) > len(known.prompt):
             longest[spec.max_output_tokens] = spec
-    view = _IdleDecode(page, (decode.pool_tokens or 0) // page, decode.num_ahead_tokens(page))
+    view = _IdleDecode(page, decode.capacity_tokens // page, decode.num_ahead_tokens(page))
     for spec in longest.values():
         tokens = len(spec.prompt)
         lone = _Lone(spec.request_id, tokens, spec.max_output_tokens)
@@ -186,7 +186,7 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
             reserve = f" and keeps decode.admission.reserved_tokens {kept} free" if kept else ""
             raise ConfigError(
                 f"request {spec.request_id} has a prompt of {tokens} tokens and up to {spec.max_output_tokens} of "
-                f"output; an idle decode instance holds {decode.pool_tokens}{reserve}, so it never grants pages: "
+                f"output; an idle decode instance holds {decode.capacity_tokens}{reserve}, so it never grants pages: "
                 "give it a larger GPU, tp or mem_fraction, or reserve less"
             )
 

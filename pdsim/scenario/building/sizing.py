@@ -9,6 +9,7 @@ from pdsim.cost.roofline import balanced_skew
 from pdsim.cost.settings import Kernels, Roofline
 from pdsim.cost.step_times import SM_BANDWIDTH, AttentionWaves
 from pdsim.policy.ranks import LoadBalanceMethod
+from pdsim.scenario.building.hisparse import resolved_hisparse
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import HealthSettings
 from pdsim.scenario.sections.front_end import FrontEndSettings
@@ -18,11 +19,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
-from pdsim.system.states import (
-    StateRule,
-    StateStrategy,
-    slots_per_request,
-)
+from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
@@ -113,6 +110,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             num_draft_layers=scenario.num_draft_layers,
             draft=draft_model(decoding, model, load_model),
             num_verified_tokens=1 if role == "prefill" else decoding.num_verified_tokens,
+            index_ratio=settings.host_to_device_ratio,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )
@@ -297,7 +295,10 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
     if extra is None:
         running = None if given is None else max(1, given // settings.dp)
         extra = 2 * running if running is not None and running <= _SMALL_BATCH else 0
-    return {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
+    found = {**_resolved_memory(scenario, settings, layout, fraction, "decode"), "extra_slots": extra}
+    if settings.hisparse is not None:
+        found["hisparse"] = resolved_hisparse(settings.hisparse, layout, scenario.page_size, found["pool_tokens"])
+    return found
 
 
 def _resolved_memory(

@@ -10,6 +10,7 @@ from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
 from pdsim.core.transfer.transfer_plan import RankPairLayout
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
+from pdsim.cost.swaps import SwapCosts
 from pdsim.dataclass import dataclass
 from pdsim.scenario.building.caches import stored_page_tokens
 from pdsim.scenario.building.sizing import encode_ids, host_caches, layout_of, roles, whole_layout
@@ -228,6 +229,23 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
         save_bandwidth=0.79 * layout.gpu.host_bandwidth,
         load_bandwidth=0.74 * layout.gpu.host_bandwidth,
         pinning_bandwidth=1.4e9,
+    )
+
+
+def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
+    """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU. Raises ConfigError if the
+    transport writes into GPU memory only.
+    """
+    if role != "decode" or (hisparse := scenario.pair.decode.hisparse) is None:
+        return None
+    if (engine := transport(scenario)).link == "nvlink":
+        raise ConfigError(f"network.transport: {engine.name} ends in GPU memory, and decode.hisparse in host memory")
+    layout, copies = layout_of(scenario, role), copies_over_host_link(scenario, role)
+    return SwapCosts(
+        token_bytes=layout.read_token_bytes,
+        missed_tokens=hisparse.miss_rate * layout.model.attention.window_tokens,
+        load_bandwidth=copies.load_bandwidth,
+        save_bandwidth=copies.save_bandwidth,
     )
 
 

@@ -92,6 +92,22 @@ class Split(NamedTuple):
         return " ".join(f"{name.upper()}{size}" for name, size in self._asdict().items() if size > 1 or name == "tp")
 
 
+class HiSparseSettings(Section):
+    """HiSparse (--enable-hisparse): decode keeps all KV in host memory, and a buffer of each request's KV on the GPU.
+    Prefill sends KV to the host memory. Steps copy the tokens that sparse attention chooses and the buffer lacks.
+    """
+
+    miss_rate: float = Field(ge=0, le=1)
+    """Share of the chosen tokens that a step must copy from host memory, if a request's KV does not fit its buffer. The
+    rate depends on model, prompts and buffer; there is no default."""
+    device_buffer_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
+    """Number of tokens of each request's buffer (device_buffer_size): whole pages, and at least the tokens that
+    attention chooses. None: twice these tokens."""
+    host_to_device_ratio: int = Field(default=2, ge=1)
+    """Number of tokens in host memory for each of the pool_tokens on the GPU. The GPU also holds the indexer's keys of
+    all these tokens."""
+
+
 class ServerSettings(Section):
     """Settings that servers of all roles have."""
 
@@ -187,6 +203,17 @@ class ServerSettings(Section):
     @property
     def resolved_ep(self) -> int:
         return self.tp if self.has_whole_experts else 1
+
+    @property
+    def host_to_device_ratio(self) -> int:
+        """Number of tokens whose KV an instance can hold, for each of its pool_tokens."""
+        return 1
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Number of tokens whose KV an instance can hold. The settings must be resolved."""
+        assert self.pool_tokens is not None, "the scenario is not resolved"
+        return self.pool_tokens * self.host_to_device_ratio
 
     @property
     def resolved_max_running(self) -> int:
@@ -322,12 +349,18 @@ class DecodeSettings(DecodingSettings):
     """True: decode sends the KV of an ended request back to its prefill instance (vLLM's bidirectional_kv_xfer).
     Simulation only.
     """
+    hisparse: HiSparseSettings | None = None
+    """KV in host memory, for models with sparse attention and engine sglang. None: all KV is on the GPU."""
     retraction_backup: bool = True
     """True: copies of retracted KV to host memory and back take time. False: they take none."""
     retracts_to_host_cache: bool = False
     """True: retracted KV goes into the host cache's memory, and a request fails if there is no room
     (--disaggregation-decode-retraction-backup host_pool). Simulation only.
     """
+
+    @property
+    def host_to_device_ratio(self) -> int:
+        return 1 if self.hisparse is None else self.hisparse.host_to_device_ratio
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:

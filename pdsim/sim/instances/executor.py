@@ -264,6 +264,8 @@ class DecodeRun:
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
         line = self._cost.lines.get(step.num_requests) or self._cost.decode_line(step.num_requests)
+        if self._cost.swaps is not None:
+            line = self._cost.with_swaps(line, step)
         most_steps = step.max_steps
         self._warms_up = bool(self._cost.cold_start)
         if self._warms_up:

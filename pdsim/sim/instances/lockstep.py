@@ -93,7 +93,7 @@ class Rank(Actor):
         if isinstance(step, MixedStep):
             return self._cost.mixed_ns(step, start_ns, expert_tokens)
         clock = DecodeClock()
-        line = self._cost.shared_line(step.num_requests, expert_tokens)
+        line = self._cost.with_swaps(self._cost.shared_line(step.num_requests, expert_tokens), step)
         num_before, stall_ns = self._cost.next_stall(step.num_requests)
         self._cost.count_steps(step.num_requests, 1)
         clock.begin(line if num_before else line.later(stall_ns), step)

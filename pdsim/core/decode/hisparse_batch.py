@@ -1,0 +1,75 @@
+"""The running requests of a decode instance with HiSparse, and the KV that its steps copy between host memory and GPU.
+
+A request whose KV fits its buffer has all of it on the GPU. For a longer request, attention chooses a number of tokens,
+and a step copies those that the buffer lacks from host memory. A request's first step fills its buffer: with all KV if
+it fits, otherwise with the chosen tokens. Every later step saves the token that the step before has written.
+
+Source: SGLang 0.5.23, managers/hisparse_coordinator.py:895, 1168, 1193, and the kernel's fast path
+(kernels/jit/csrc/kvcacheio/hisparse.cuh:419). Law: tests/laws/test_hisparse.py.
+"""
+
+from collections.abc import Iterator
+
+from pdsim.core.decode.running_batch import RequestT, RunningBatch
+from pdsim.core.memory.hisparse_cache import HiSparseCache
+from pdsim.core.memory.kv_cache import Lease
+from pdsim.core.messages import HiSparseStep
+from pdsim.policy.protocols import PreemptionPolicy
+from pdsim.policy.views import DecodeView
+
+
+class HiSparseBatch(RunningBatch[RequestT]):
+    def __init__(self, cache: HiSparseCache, wave_requests: float | None = None) -> None:
+        super().__init__(cache, wave_requests)
+        self._hisparse = cache
+
+    def step(self, ask_again_steps: int) -> HiSparseStep:
+        buffers, first = self._hisparse.buffers, frozenset(self._joined)
+        num_loaded = num_long = 0
+        num_steps = 1 if first else ask_again_steps
+        for request in self.requests():
+            num_tokens = request.num_kv_tokens
+            if request.request_id in first:
+                num_loaded += num_tokens if num_tokens <= buffers.buffer_tokens else buffers.chosen_tokens
+            elif num_tokens < buffers.buffer_tokens:
+                num_steps = min(num_steps, buffers.buffer_tokens - num_tokens)
+            else:
+                num_long += 1
+        step = super().step(num_steps)
+        return HiSparseStep(
+            step.step_id,
+            step.joined,
+            step.left,
+            step.num_requests,
+            step.num_context_tokens,
+            step.num_distinct_tokens,
+            step.max_steps,
+            num_loaded_tokens=num_loaded,
+            num_long_requests=num_long,
+            num_saved_tokens=step.num_requests - len(first),
+        )
+
+    def fits_a_step(self) -> bool:
+        return self._lacks(self._due(0, 1)) == 0
+
+    def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
+        """As in RunningBatch. A step must also find as many free GPU pages as it opens pages, although its tokens go
+        into buffers that exist (mem_cache/allocator/hisparse.py:113, allocator/base.py:171).
+        """
+        while self._lacks(leases := self._due(0, 1)):
+            yield from self._give_way(policy, view)
+        if leases:
+            self._hisparse.grow_all(leases, len(leases))
+
+    def _lacks(self, leases: list[Lease]) -> int:
+        """Number of pages that are lacking if each of these leases gets a page: the larger of those in host memory and
+        those on the GPU.
+        """
+        cache, num_opened = self._hisparse, len(leases)
+        num_grown = sum([cache.num_lacking(lease, 1) for lease in leases])
+        on_gpu = max(num_opened, num_grown) - cache.buffers.num_free
+        return max(0, num_opened - cache.num_available_pages, on_gpu)
+
+    def _max_steps(self) -> int:
+        num_left = min(self._hisparse.num_available_pages, self._hisparse.buffers.num_free - self.num_requests)
+        return 1 + self._page_size * (max(0, num_left) // self.num_requests)

@@ -1,0 +1,58 @@
+"""Fields that a scenario gets only with a measured number, which no command line has: speculation and HiSparse."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pdsim.formats.deployments.readers import Read, Value, text_of
+from pdsim.scenario.sections.speculation import named
+
+_TOP_K = 2048
+"""SGLang's default of top_k in --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:79)."""
+
+
+def read_hisparse_config(read: Read, value: Value) -> None:
+    """Reads --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:63). The kernel's block size has no field."""
+    found = json.loads(text_of(value))
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    read.server["hisparse"] = {
+        "device_buffer_tokens": found.get("device_buffer_size", 2 * found.get("top_k", _TOP_K)),
+        "host_to_device_ratio": found.get("host_to_device_ratio", 2),
+    }
+
+
+def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[str, Any]:
+    """Removes the fields from those that a server's options set, and returns them. Notes which number each needs."""
+    taken = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
+    config, is_on = given.pop("hisparse", {}), given.pop("enable_hisparse", False)
+    if role == "prefill":
+        return {}
+    if taken:
+        _note_drafts(taken, read)
+    if is_on and role == "aggregated":
+        read.aside.append("--enable-hisparse: pdsim models HiSparse on decode servers only")
+    elif is_on:
+        shown = ", ".join(f"{name} {value}" for name, value in config.items()) or "defaults"
+        read.aside.append(
+            f"--enable-hisparse ({shown}): set decode.hisparse.miss_rate, the share of chosen tokens that a step "
+            "copies from host memory, to simulate HiSparse"
+        )
+        taken["hisparse"] = config
+    return taken
+
+
+def _note_drafts(taken: dict[str, Any], read: Read) -> None:
+    if named(taken.get("speculative_algorithm")) != "STANDALONE":
+        taken.pop("speculative_draft_model", None)
+    shown = ", ".join(f"{name} {value}" for name, value in taken.items())
+    read.aside.append(f"{shown}: set speculative_accept_length, the accepted tokens of a step, to simulate drafts")
+
+
+def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a role, with the withheld fields whose number the user has set."""
+    drafts = {name: value for name, value in withheld.items() if name != "hisparse"}
+    found = {**drafts, **servers} if servers.get("speculative_accept_length") is not None else dict(servers)
+    if isinstance(given := servers.get("hisparse"), dict) and "hisparse" in withheld:
+        found["hisparse"] = {**withheld["hisparse"], **given}
+    return found

@@ -1,0 +1,47 @@
+"""What HiSparse needs of model and sizes: checks, and the size of the buffers on the GPU."""
+
+from pdsim.scenario.sections.servers import HiSparseSettings
+from pdsim.scenario.yaml_file import ConfigError
+from pdsim.system.memory import Layout
+from pdsim.system.model import LatentAttention
+
+_INDEX_LAYER_BYTES = 132
+"""Bytes of the indexer's key of one token in one layer: 128 in fp8, and a scale (0.5.23,
+model_executor/pool_configurator.py:568)."""
+_KV_DTYPES = ("bf16", "fp8")
+
+
+def resolved_hisparse(settings: HiSparseSettings, layout: Layout, page_size: int, pool_tokens: int) -> HiSparseSettings:
+    """The settings with the size of the buffers filled in. Raises ConfigError if SGLang has no HiSparse for this model,
+    or if pdsim does not model it, or if no buffer fits the pool_tokens of the GPU.
+    """
+    if wrong := _wrong_model(layout):
+        raise ConfigError(f"decode.hisparse: {wrong}")
+    chosen = layout.model.attention.window_tokens
+    buffer = settings.device_buffer_tokens or 2 * chosen
+    where = f"decode.hisparse.device_buffer_tokens: {buffer}"
+    if buffer < chosen:
+        at = "0.5.23, mem_cache/sparsity/factory.py:86"
+        raise ConfigError(f"{where}: attention chooses {chosen} tokens, and SGLang needs room for them ({at})")
+    if buffer % page_size:
+        at = "0.5.23, mem_cache/allocator/hisparse.py:161"
+        raise ConfigError(f"{where}: SGLang needs whole pages of {page_size} tokens ({at})")
+    if pool_tokens < buffer + page_size:
+        raise ConfigError(
+            f"{where}: the GPU holds {pool_tokens} tokens, fewer than a buffer and a page of {page_size}, so no "
+            "request is ever admitted: give decode a larger GPU, tp, mem_fraction or pool_tokens"
+        )
+    return settings.model_copy(update={"device_buffer_tokens": buffer})
+
+
+def _wrong_model(layout: Layout) -> str:
+    attention, name = layout.model.attention, layout.model.name
+    if not isinstance(attention, LatentAttention) or not attention.sparse_tokens or attention.compress_ratios:
+        at = "0.5.23, arg_groups/hisparse_hook.py:104"
+        return f"{name} has no DeepSeek sparse attention; SGLang also takes DeepSeek V4 and MiniMax M3 ({at})"
+    if attention.index_token_bytes < _INDEX_LAYER_BYTES * attention.num_layers:
+        at = "0.5.23, managers/hisparse_coordinator.py:740"
+        return f"layers of {name} share an index, for which SGLang prefetches KV; pdsim does not model this ({at})"
+    if layout.kv_dtype not in _KV_DTYPES:
+        return f"SGLang needs kv_dtype {' or '.join(_KV_DTYPES)} (0.5.23, arg_groups/hisparse_hook.py:64)"
+    return ""

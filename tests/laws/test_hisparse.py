@@ -1,0 +1,177 @@
+"""HiSparse: KV in host memory, and buffers on the GPU. Numbers of tokens follow SGLang's rules, times a closed form."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdsim.scenario.building.cluster import build
+from pdsim.scenario.yaml_file import ConfigError
+from tests.support import examples, request, run, run_both_ways, small
+
+TOP_K, PAGE = 2048, 64  # DeepSeek-V3.2's index_topk, and a page of SGLang's for it
+
+
+def hisparse(*specs, pool_pages=200, rate=0.25, buffer=2 * TOP_K, ratio=2, **changes):
+    given = {
+        "model": "deepseek-v3.2",
+        "page_size": PAGE,
+        "prefill__pool_tokens": 40_000,
+        "prefill__chunked_prefill_tokens": 16_384,
+        "decode__pool_tokens": pool_pages * PAGE,
+        "decode__hisparse": {"miss_rate": rate, "device_buffer_tokens": buffer, "host_to_device_ratio": ratio},
+    }
+    return small(*specs, **{**given, **changes})
+
+
+def copies(scenario):
+    return build(scenario).costs["decode-0"].swaps
+
+
+def buffer_slots(num_tokens: int, buffer: int) -> int:
+    """Capacity of a request's buffer as SGLang's alloc_device_buffer and _grow_device_buffers compute it."""
+    size = min((num_tokens + PAGE - 1) // PAGE * PAGE, buffer)
+    return buffer + PAGE if size == buffer else size
+
+
+class Twin:
+    """A request of HiSparse, token by token. Its tokens are on the GPU until they outgrow the buffer."""
+
+    def __init__(self, num_tokens: int, buffer: int) -> None:
+        self.num_tokens, self.buffer, self.has_run = num_tokens, buffer, False
+
+    def step(self) -> tuple[int, bool, int]:
+        """Returns the tokens that one step loads, whether its chosen tokens may be missing, and the tokens it saves."""
+        is_first, self.has_run = not self.has_run, True
+        before, self.num_tokens = self.num_tokens, self.num_tokens + 1
+        if is_first:
+            return (before if before <= self.buffer else TOP_K), False, 0
+        return 0, self.num_tokens > self.buffer, 1
+
+
+prompts = st.one_of(st.integers(1, 6000), st.sampled_from([2048, 4031, 4032, 4095, 4096, 4097]))
+loads = st.lists(st.tuples(prompts, st.integers(1, 150), st.integers(0, 20)), min_size=1, max_size=7)
+
+
+def specs_of(load):
+    return [request(i, prompt, output, arrival_ns=at * 1_000_000_000) for i, (prompt, output, at) in enumerate(load)]
+
+
+@st.composite
+def scenarios(draw, **changes):
+    """Random requests on a decode instance that may lack host memory or GPU pages."""
+    buffer, pool_pages = draw(st.sampled_from([2048, 2112, 4096])), draw(st.sampled_from([66, 67, 100, 200]))
+    ratio = draw(st.integers(1, 3))
+    room = ratio * pool_pages * PAGE - 512
+    load = [(min(prompt, room - output), output, at) for prompt, output, at in draw(loads)]
+    return hisparse(*specs_of(load), pool_pages=pool_pages, buffer=buffer, ratio=ratio, **changes)
+
+
+@given(scenarios())
+@examples(20)
+def test_every_step_copies_what_a_twin_of_each_request_copies(scenario):
+    made = run(scenario, checked=True)
+    buffer, lengths = scenario.decode.hisparse.device_buffer_tokens, {}
+    twins: dict[int, Twin] = {}
+    for spec in scenario.workload.specs:
+        lengths[spec.request_id] = len(spec.prompt)
+    for entry in made.journal:
+        if entry.instance_id != "decode-0" or entry.call != "on_step_done":
+            continue
+        step, result, _ = entry.args
+        twins |= {i: Twin(lengths[i], buffer) for i in step.joined}
+        for i in step.left:
+            del twins[i]
+        for _ in range(result.num_steps):
+            loaded, long, saved = (
+                sum(column) for column in zip(*(twin.step() for twin in twins.values()), strict=True)
+            )
+            found = (step.num_loaded_tokens, step.num_long_requests, step.num_saved_tokens)
+            assert (step.num_requests, *found) == (len(twins), loaded, long, saved)
+        for i, _ in result.ended:
+            del twins[i]
+    assert made.records.requests
+
+
+@given(scenarios())
+@examples(8)
+def test_many_steps_at_once_equal_single_steps(scenario):
+    run_both_ways(scenario)
+
+
+@given(scenarios())
+@examples(8)
+def test_buffers_have_the_sizes_that_sglang_computes(scenario):
+    """And a request is admitted only if the GPU has a whole buffer for it and for each request in transfer."""
+    made = run(scenario)
+    decode = next(machine for machine in made.machines if getattr(machine, "instance_id", "") == "decode-0")
+    buffers, page = decode.cache.buffers, PAGE
+    for num_pages in range(1, 80):
+        assert buffers.num_needed(num_pages) * page == buffer_slots(num_pages * page, buffers.buffer_tokens)
+    assert buffers.num_free == buffers.num_pages
+
+
+def test_decode_time_is_a_closed_form_of_the_miss_rate():
+    num_outputs = 40
+    for prompt, num_first, num_long in ((5000, TOP_K, num_outputs - 2), (1000, 1000, 0), (4090, 4090, 33)):
+        for rate in (0.0, 0.25, 1.0):
+            scenario = hisparse(request(0, prompt, num_outputs), rate=rate)
+            record, costs = run(scenario).records.requests[0], copies(scenario)
+            num_loaded = num_first + rate * TOP_K * num_long
+            load_ns = 1e9 * num_loaded * costs.token_bytes / costs.load_bandwidth
+            save_ns = 1e9 * (num_outputs - 2) * costs.token_bytes / costs.save_bandwidth
+            expected = (num_outputs - 1) * 10_000_000 + load_ns + save_ns
+            assert record.end_ns - record.first_token_ns == pytest.approx(expected, abs=num_outputs)
+
+
+def test_host_memory_admits_as_many_requests_as_have_buffers():
+    """Prompts of 79 pages: 394 pages on the GPU hold 4 of them whole, and 6 buffers of 65 pages."""
+    specs, most = [request(i, 5000, 100) for i in range(8)], {}
+    for ratio in (1, 2, 5):
+        made = run(hisparse(*specs, ratio=ratio, pool_pages=394, cost__decode_base="1 s"))
+        assert all(row.outcome == "finished" for row in made.records.requests)
+        most[ratio] = max(row.num_requests for row in made.records.steps if row.kind == "decode")
+    assert most == {1: 4, 2: 6, 5: 6}
+
+
+def test_a_short_pool_on_the_gpu_limits_requests_in_transfer():
+    specs = [request(i, 3000, 5) for i in range(6)]
+    made = run(hisparse(*specs, pool_pages=65 * 2, ratio=20))
+    in_transfer = most = 0
+    for _, change in sorted(
+        [(row.admitted_ns, 1) for row in made.records.requests]
+        + [(row.first_token_ns, -1) for row in made.records.requests]
+    ):
+        in_transfer += change
+        most = max(most, in_transfer)
+    assert most == 2
+
+
+def test_a_request_without_room_fails_and_is_not_resumed():
+    specs = [request(i, 4000 + 20 * i, 400) for i in range(2)]
+    first, second = run(hisparse(*specs, pool_pages=2 * 65)).records.requests
+    assert first.outcome == "finished"
+    assert (second.outcome, second.num_retractions) == ("failed", 0)
+    assert second.reason.startswith("retracted without a copy of its KV: 0 of 130 pages are free on the GPU")
+
+
+REFUSED = [
+    ({"decode__radix_cache": True}, "pd_disaggregation_hook.py:100"),
+    ({"decode__tp": 2, "decode__dcp": 2}, "hicache_hook.py:152"),
+    ({"decode__allocation": "prefill_complete"}, "pd_disaggregation_hook.py:217"),
+    ({"network__transport": "ascend-rdma"}, "ascend/conn.py:286"),
+    ({"network__transport": "mooncake-nvlink"}, "GPU memory"),
+    ({"engine_version": "0.5.12"}, "0.5.12"),
+    ({"model": "qwen3-0.6b"}, "hisparse_hook.py:104"),
+    ({"model": "glm-5.2"}, "hisparse_coordinator.py:740"),
+    ({"decode__hisparse": {"miss_rate": 0.1, "device_buffer_tokens": 1024}}, "factory.py:86"),
+    ({"decode__hisparse": {"miss_rate": 0.1, "device_buffer_tokens": 2050}}, "allocator/hisparse.py:161"),
+    ({"decode__hisparse": {}}, "miss_rate"),
+    ({"decode__pool_tokens": 4096}, "no request is ever admitted"),
+    ({"aggregated__hisparse": {"miss_rate": 0.1}}, "hisparse_coordinator.py:838"),
+]
+
+
+@pytest.mark.parametrize(("changes", "why"), REFUSED)
+def test_what_hisparse_excludes_is_refused_with_the_reason(changes, why):
+    with pytest.raises(ConfigError, match=why):
+        build(hisparse(request(0, 100, 2), **changes))
