@@ -34,9 +34,8 @@ from pdsim.sim.instances.stages import MicroBatchExecutor
 from pdsim.sim.instances.turns import StagedRank, Turns
 from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
 from pdsim.sim.links.embeddings import EmbeddingMoves
-from pdsim.sim.links.flows import Flows
 from pdsim.sim.links.host_exchange import ServerNics
-from pdsim.sim.links.network import Transfers
+from pdsim.sim.links.network import Flows, Transfers
 from pdsim.sim.lives import Lives
 from pdsim.sim.result import RunResult
 from pdsim.sim.scaling import Scaling

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.sim.bus import Timeline
-from pdsim.sim.links.flows import Flow, Flows, fair_rates
+from pdsim.sim.links.network import Flow, Flows, fair_rates
 from tests.support import MILLISECOND, examples, request, run, small
 from tests.twins.fair_links import NaiveFlow, ends_ns, share
 

@@ -15,8 +15,8 @@ from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.faults import SlowLink
 from pdsim.sim.bus import Timeline
-from pdsim.sim.links.flows import Flows
 from pdsim.sim.links.host_exchange import HostExchange
+from pdsim.sim.links.network import Flows
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout
 from tests.laws.test_lockstep import rounds

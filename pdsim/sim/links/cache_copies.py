@@ -14,7 +14,7 @@ from pdsim.cost.copies import SLEEP_NS, HostLink, StorageCosts, end_behind_load,
 from pdsim.dataclass import dataclass
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.sim.bus import Bus, Timeline
-from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.network import Flows
 from pdsim.system.transport import Path
 
 

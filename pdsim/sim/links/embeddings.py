@@ -6,7 +6,7 @@ from pdsim.core import messages as m
 from pdsim.dataclass import dataclass
 from pdsim.scenario.building.encoding import Encoding
 from pdsim.sim.bus import Bus
-from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.network import Flows
 
 
 @dataclass(slots=True, eq=False)

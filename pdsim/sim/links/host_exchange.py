@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pdsim.cost.host_traffic import HostMoves
 from pdsim.scenario.building.wiring import HostNics
 from pdsim.sim.bus import Timeline
-from pdsim.sim.links.flows import Flows
+from pdsim.sim.links.network import Flows
 from pdsim.system.transport import Path
 
 PREFILL_PARTS, DECODE_PARTS = 64, 8

@@ -1,12 +1,12 @@
-"""Transfer engines that send KV over links.
+"""Transfer engines that send KV over links, and the flows of bytes that share the links.
 
 A transfer first takes the engine's time per batch and per descriptor and, with staging, the time of the gather. Then
-its bytes share the links with the bytes of all other running transfers.
+its bytes share the links with the bytes of all other running transfers, max-min fairly: no flow can be faster without
+slowing a flow that is at most as fast. Law: tests/laws/test_fair_links.py.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from math import inf, prod
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil, inf, prod
 from typing import Any
 
 from pdsim.core import messages as m
@@ -17,8 +17,123 @@ from pdsim.dataclass import dataclass
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord
 from pdsim.scenario.building.wiring import Interconnect
-from pdsim.sim.bus import Bus, Timeline
-from pdsim.sim.links.flows import Flows
+from pdsim.sim.bus import Alarm, Bus, Timeline
+from pdsim.sim.links.posting_lines import PostingLines
+from pdsim.system.transport import Path
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """Bytes that are being moved over a path of links."""
+
+    owner: Any
+    path: Path
+    limit: float
+    """Maximum rate of this flow in bytes per second."""
+    remaining: float
+    rate: float = 0.0
+    finish_ns: float = 0.0
+    """Time in ns at which the last byte arrives. Infinite: a link of the path has no bandwidth."""
+
+
+def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
+    """Sets max-min fair rates. All rates rise evenly until a link or a flow reaches its limit. The flows that reach a
+    limit keep their rates, and the other rates rise further.
+    """
+    open_flows = list(flows)
+    links = [link for flow in open_flows for link, _ in flow.path]
+    if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
+        for flow in open_flows:
+            flow.rate = min(flow.limit, *[capacity[link] / weight for link, weight in flow.path])
+        return
+    free = {link: capacity[link] for link in links}
+    while open_flows:
+        users: dict[str, float] = {}
+        share = inf
+        for flow in open_flows:
+            share = min(share, flow.limit)
+            for link, weight in flow.path:
+                users[link] = users.get(link, 0.0) + weight
+        shares = {link: free[link] / n for link, n in users.items()}
+        share = min(share, *shares.values())
+        still_open = []
+        for flow in open_flows:
+            if flow.limit <= share or any(shares[link] <= share for link, _ in flow.path):
+                flow.rate = share
+                for link, weight in flow.path:
+                    free[link] -= share * weight
+            else:
+                still_open.append(flow)
+        open_flows = still_open
+
+
+class Flows:
+    """Moves bytes over shared links. Calls a function with the owner of each flow that has arrived."""
+
+    def __init__(self, timeline: Timeline, capacity: Mapping[str, float], on_arrived: Callable[[Any], None]) -> None:
+        self._timeline = timeline
+        self._capacity = dict(capacity)
+        self._on_arrived = on_arrived
+        self._flows: list[Flow] = []
+        self._updated_ns = 0
+        self._next_end: Alarm | None = None
+
+    def begin(self, owner: Any, num_bytes: int, path: Path, limit: float = inf) -> None:
+        self._progress()
+        self._flows.append(Flow(owner, path, limit, float(num_bytes)))
+        self._share()
+
+    def begin_together(self, owner: Any, moves: Iterable[tuple[float, Path]]) -> None:
+        """Begins one flow per pair of bytes and path. Every arrival calls the function with the same owner."""
+        self._progress()
+        self._flows += [Flow(owner, path, inf, num_bytes) for num_bytes, path in moves]
+        self._share()
+
+    def drop(self, is_gone: Callable[[Any], bool]) -> None:
+        """Removes all flows for whose owner is_gone returns True. Their bytes never arrive."""
+        self._progress()
+        self._flows = [flow for flow in self._flows if not is_gone(flow.owner)]
+        self._share()
+
+    def add_links(self, capacity: Mapping[str, float]) -> None:
+        """Adds links. A link that exists keeps its bandwidth."""
+        self._capacity = {**capacity, **self._capacity}
+
+    def set_capacity(self, capacity: Mapping[str, float]) -> None:
+        self._progress()
+        self._capacity |= capacity
+        self._share()
+
+    def _on_end(self, _: None) -> None:
+        now = self._timeline.now_ns
+        self._progress()
+        ended = [flow for flow in self._flows if flow.finish_ns <= now]
+        self._flows = [flow for flow in self._flows if flow.finish_ns > now]
+        self._share()
+        for flow in ended:
+            self._on_arrived(flow.owner)
+
+    def _progress(self) -> None:
+        """Subtracts from each flow the bytes that have moved since the rates last changed."""
+        seconds = (self._timeline.now_ns - self._updated_ns) / 1e9
+        for flow in self._flows:
+            flow.remaining -= flow.rate * seconds
+        self._updated_ns = self._timeline.now_ns
+
+    def _share(self) -> None:
+        if self._next_end is not None:
+            self._next_end.cancel()
+            self._next_end = None
+        if not self._flows:
+            return
+        fair_rates(self._flows, self._capacity)
+        now = self._timeline.now_ns
+        first: float = inf
+        for flow in self._flows:
+            flow.finish_ns = now + max(0, ceil(flow.remaining / flow.rate * 1e9)) if flow.rate else inf
+            first = min(first, flow.finish_ns)
+        if first < inf:
+            self._next_end = self._timeline.after(int(first) - now, self._on_end)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,11 +151,6 @@ class Transfer:
     """Minimum time in ns for moving the bytes, because the last bytes move only after their descriptors are posted."""
     line_ns: int = 0
     posting_ns: int = 0
-    unposted_ns: int = 0
-    """Time in ns that one thread alone needs to post the remaining descriptors."""
-    takes_turns: bool = False
-    """True: posting the descriptors takes longer than turn_ns of the transport, so this transfer's worker alternates
-    with the other workers of its rank that post."""
     is_stuck: bool = False
     """True: the target has died. No bytes move, and the engine waits for its timeout."""
     is_over: bool = False
@@ -77,7 +187,6 @@ class Network:
         self._staging = interconnect.staging
         self._on_done = on_done
         self._on_failed = on_failed
-        self._on_posting = on_posting
         self._timeout_ns = timeout_ns
         self._factors: dict[str, list[float]] = {}
         """Factors by which present faults slow each link, by link."""
@@ -85,9 +194,9 @@ class Network:
         self._under_way: list[Transfer] = []
         """Running transfers. Empty unless transfers have a timeout."""
         self.flows = Flows(timeline, interconnect.topology.capacity, self._on_arrived)
-        self._lines: dict[str, deque[Transfer]] = {}
-        """Transfers that post descriptors or wait to post, in order, by prefill instance. Used only for engines that
-        post serially."""
+        self._lines: PostingLines | None = None
+        if interconnect.transport.serial:
+            self._lines = PostingLines(timeline, interconnect.transport, self._on_posted, on_posting)
 
     def start(self, command: m.StartTransfer) -> None:
         unit = command.unit
@@ -100,7 +209,7 @@ class Network:
         transfer = Transfer(unit, unit.num_bytes * num_targets, now_ns, now_ns, setup_ns, least_ns)
         if self._timeout_ns is not None:
             self._watch(transfer, self._timeout_ns)
-        if self._transport.serial:
+        if self._lines is not None:
             self._timeline.after(setup_ns, self._stand_in_line, transfer)
         else:
             transfer.since_ns += setup_ns
@@ -116,45 +225,14 @@ class Network:
         return staged_ns if is_staged and staged_ns is not None else self._transport.batch_ns
 
     def _stand_in_line(self, transfer: Transfer) -> None:
+        assert self._lines is not None
         transfer.since_ns = self._timeline.now_ns
-        if transfer.is_over:
-            return
-        source, transfer.unposted_ns = transfer.unit.source, self._posting_ns(transfer)
-        transfer.takes_turns = 0 < self._transport.turn_ns < transfer.unposted_ns
-        line = self._lines.setdefault(source, deque())
-        line.append(transfer)
-        if transfer.takes_turns:
-            self._tell_loop(source)
-        if len(line) == 1:
-            self._post(transfer)
+        if not transfer.is_over:
+            self._lines.join(transfer.unit.source, transfer, self._posting_ns(transfer))
 
-    def _post(self, transfer: Transfer) -> None:
-        """Posts a transfer's descriptors for one turn. Posts all remaining descriptors if the transfer takes no
-        turns.
-        """
-        duration_ns = part_ns = transfer.unposted_ns
-        if transfer.takes_turns:
-            whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(transfer.unit.source)
-            part_ns = min(part_ns, whole_ns)
-            duration_ns = round(part_ns * self._transport.turn_beside_ns(num_posting) / whole_ns)
-        transfer.unposted_ns -= part_ns
-        transfer.posting_ns += duration_ns
-        self._timeline.after(duration_ns, self._end_turn, transfer)
-
-    def _end_turn(self, transfer: Transfer) -> None:
-        line = self._lines.get(transfer.unit.source)
-        if transfer.unposted_ns and line and line[0] is transfer:
-            line.rotate(-1)
-            self._post(line[0])
-        else:
-            self._move(transfer)
-
-    def _num_in_turns(self, source: str) -> int:
-        return sum(transfer.takes_turns for transfer in self._lines.get(source, ()))
-
-    def _tell_loop(self, source: str) -> None:
-        if self._on_posting is not None:
-            self._on_posting(source, self._transport.loop_pace(self._num_in_turns(source)))
+    def _on_posted(self, transfer: Transfer, posting_ns: int) -> None:
+        transfer.posting_ns = posting_ns
+        self._move(transfer)
 
     def _posting_ns(self, transfer: Transfer) -> int:
         return round(self._posting_each_ns * (transfer.unit.num_descriptors * self._wire.num_targets))
@@ -184,23 +262,9 @@ class Network:
         moving_ns = transfer.took(self._timeline.now_ns)
         if moving_ns - transfer.least_ns <= 1:  # its descriptors set the pace
             transfer.posting_ns += moving_ns
-        if self._transport.serial:
-            self._leave_line(transfer)
+        if self._lines is not None:
+            self._lines.leave(transfer.unit.source, transfer)
         self._on_done(transfer)
-
-    def _leave_line(self, transfer: Transfer) -> None:
-        """Removes a transfer from the queue of an engine that posts serially. If the transfer was first, the next
-        transfer posts.
-        """
-        line = self._lines.get(transfer.unit.source)
-        if not line or transfer not in line:
-            return
-        was_first = line[0] is transfer
-        line.remove(transfer)
-        if transfer.takes_turns:
-            self._tell_loop(transfer.unit.source)
-        if was_first and line:
-            self._post(line[0])
 
     # What goes wrong.
 
@@ -228,7 +292,8 @@ class Network:
             transfer.is_over = transfer.unit.source == instance_id
             transfer.is_stuck |= transfer.unit.target == instance_id
         self._under_way = [transfer for transfer in self._under_way if not transfer.is_over]
-        self._lines.pop(instance_id, None)
+        if self._lines is not None:
+            self._lines.drop(instance_id)
         self._drop_flows()
 
     def revive(self, instance_id: str) -> None:
@@ -245,7 +310,8 @@ class Network:
         transfer.is_over = True
         self._under_way.remove(transfer)
         self._drop_flows()
-        self._leave_line(transfer)
+        if self._lines is not None:
+            self._lines.leave(transfer.unit.source, transfer)
         assert self._on_failed is not None
         self._on_failed(transfer)
 

@@ -1,0 +1,98 @@
+"""Lines of transfers whose engine posts the descriptors of one transfer after another. Law:
+tests/laws/test_serial_lines.py.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from pdsim.dataclass import dataclass
+from pdsim.sim.bus import Timeline
+from pdsim.system.transport import Transport
+
+
+@dataclass(slots=True, eq=False)
+class _Posting:
+    source: str
+    transfer: Any
+    unposted_ns: int
+    """Time in ns that one thread alone needs to post the remaining descriptors."""
+    takes_turns: bool
+    """True: posting takes longer than turn_ns of the transport, so this transfer's worker alternates with the other
+    workers of its rank that post."""
+    posted_ns: int = 0
+    """Time in ns that posting has taken so far."""
+
+
+class PostingLines:
+    """One line for each prefill instance. The first transfer of a line posts, and keeps its place until it leaves."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        transport: Transport,
+        on_posted: Callable[[Any, int], None],
+        on_posting: Callable[[str, float], None] | None,
+    ) -> None:
+        """on_posted: function that gets each transfer whose turns have ended, and the time in ns that posting took.
+
+        on_posting: function that gets a prefill instance and the speed of its loop beside the threads that post.
+        """
+        self._timeline = timeline
+        self._transport = transport
+        self._on_posted = on_posted
+        self._on_posting = on_posting
+        self._lines: dict[str, deque[_Posting]] = {}
+
+    def join(self, source: str, transfer: Any, posting_ns: int) -> None:
+        """Puts a transfer at the end of a prefill instance's line. posting_ns: time that its descriptors need alone."""
+        posting = _Posting(source, transfer, posting_ns, 0 < self._transport.turn_ns < posting_ns)
+        line = self._lines.setdefault(source, deque())
+        line.append(posting)
+        if posting.takes_turns:
+            self._tell_loop(source)
+        if len(line) == 1:
+            self._post(posting)
+
+    def leave(self, source: str, transfer: Any) -> None:
+        """Removes a transfer. If it was first, the next transfer posts."""
+        line = self._lines.get(source)
+        posting = next((one for one in line or () if one.transfer is transfer), None)
+        if not line or posting is None:
+            return
+        was_first = line[0] is posting
+        line.remove(posting)
+        if posting.takes_turns:
+            self._tell_loop(source)
+        if was_first and line:
+            self._post(line[0])
+
+    def drop(self, source: str) -> None:
+        """Drops the line of a dead instance."""
+        self._lines.pop(source, None)
+
+    def _post(self, posting: _Posting) -> None:
+        """Posts a transfer's descriptors for one turn, or all of them if the transfer takes no turns."""
+        duration_ns = part_ns = posting.unposted_ns
+        if posting.takes_turns:
+            whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(posting.source)
+            part_ns = min(part_ns, whole_ns)
+            duration_ns = round(part_ns * self._transport.turn_beside_ns(num_posting) / whole_ns)
+        posting.unposted_ns -= part_ns
+        posting.posted_ns += duration_ns
+        self._timeline.after(duration_ns, self._end_turn, posting)
+
+    def _end_turn(self, posting: _Posting) -> None:
+        line = self._lines.get(posting.source)
+        if posting.unposted_ns and line and line[0] is posting:
+            line.rotate(-1)
+            self._post(line[0])
+        else:
+            self._on_posted(posting.transfer, posting.posted_ns)
+
+    def _num_in_turns(self, source: str) -> int:
+        return sum(posting.takes_turns for posting in self._lines.get(source, ()))
+
+    def _tell_loop(self, source: str) -> None:
+        if self._on_posting is not None:
+            self._on_posting(source, self._transport.loop_pace(self._num_in_turns(source)))
