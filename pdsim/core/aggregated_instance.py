@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pdsim.core import messages as m
-from pdsim.core.aggregated_limits import AggregatedLimits, AggregatedRequest
+from pdsim.core.aggregated_limits import AggregatedLimits, AggregatedRequest, ReceiveInterval
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode.asked_outputs import AskedOutputs
 from pdsim.core.decode.new_token_ratio import NewTokenRatio
@@ -74,6 +74,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         """Retracted requests whose KV has not been recomputed yet."""
         self._preemption_policy = preemption_policy
         self._ratio = NewTokenRatio(limits.schedule_conservativeness)
+        self._receives = ReceiveInterval(limits.recv_interval_steps)
         self._unbegun = Deadlines(instance_id, limits.waiting_timeout_ns, "waiting_timeout")
         self._num_prefill_steps = 0
         self._may_give_way = False
@@ -144,8 +145,12 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         if self.limits.waiting_timeout_ns is not None:
             self._expire(commands)
         step = self._choose(commands)
+        num_held = self._receives.num_held_steps(step, self.batch.num_steps)
         may_preempt = bool(self._arrived) and self.limits.preemption_threshold is not None
-        if self._arrived:
+        if self._arrived and num_held:
+            assert isinstance(step, m.DecodeStep)
+            step = replace(step, max_steps=min(step.max_steps, num_held))
+        elif self._arrived:
             self._look_at_arrived()
             if isinstance(step, m.Wait):
                 step = self._choose(commands)

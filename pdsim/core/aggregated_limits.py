@@ -1,7 +1,8 @@
-"""Limits of an aggregated instance, and the state of a request in it."""
+"""Limits of an aggregated instance, when its loop takes new requests, and the state of a request in it."""
 
 from pdsim.core.decode.running_batch import Drafts, RunningRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
+from pdsim.core.messages import DecodeStep, Step, Wait
 from pdsim.dataclass import dataclass
 
 MAX_ESTIMATED_TOKENS = 4096
@@ -41,6 +42,9 @@ class AggregatedLimits:
     mixed_chunk: bool = False
     """True: a forward with prompts also decodes one token of each running request, if there are pages for all these
     tokens (--enable-mixed-chunk)."""
+    recv_interval_steps: int = 1
+    """The loop takes new requests behind every decode step of this ordinal number (--scheduler-recv-interval). Above 1
+    only with overlap."""
     rules: EngineRules = SGLANG_0_5_23
 
 
@@ -66,3 +70,24 @@ class AggregatedRequest(RunningRequest):
     @property
     def ignores_eos(self) -> bool:
         return self.has_fixed_output
+
+
+class ReceiveInterval:
+    """SGLang's loop takes new requests behind each forward with prompts, while it is idle, and behind every n-th decode
+    step (--scheduler-recv-interval; 0.5.23, managers/scheduler_components/recv_skipper.py:66).
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        """num_steps: n. 1: behind each step."""
+        self._interval = num_steps
+        self._start = 0
+        """Number of decode steps before the last forward with prompts, or before the instance became idle."""
+
+    def num_held_steps(self, step: Step | Wait, num_done: int) -> int:
+        """Number of decode steps, besides `step`, that begin before the loop takes new requests. The caller names each
+        chosen step, in order. num_done: number of decode steps that have ended.
+        """
+        if not isinstance(step, DecodeStep):
+            self._start = num_done
+            return 0
+        return -(num_done - self._start + 1) % self._interval

@@ -136,6 +136,7 @@ _SAID = (
     *("*.prefill_max_requests", "*.stream_interval"),
     *("*.host_cache", "*.host_cache_write", "*.two_batch_overlap"),
     *("aggregated.priority_preemption_threshold", "aggregated.schedule_conservativeness", "aggregated.mixed_chunk"),
+    "aggregated.scheduler_recv_interval",
     *("*.dcp", "*.pp", "*.cp", "prefill.dynamic_chunks", "prefill.optimistic_attempts"),
     *("prefill.transfer.cached_prefix_first", "decode.extra_slots", "decode.retracts_to_host_cache"),
     *("decode.polling_interval", "decode.hisparse"),
@@ -308,6 +309,7 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
             ("schedule-conservativeness", servers.schedule_conservativeness),
             ("priority-scheduling-preemption-threshold", servers.priority_preemption_threshold),
             ("enable-mixed-chunk", servers.mixed_chunk),
+            *([("scheduler-recv-interval", steps)] if (steps := servers.scheduler_recv_interval) > 1 else []),
         ]
     else:
         flags += _disaggregation_flags(scenario, servers)

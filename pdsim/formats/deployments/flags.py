@@ -173,6 +173,7 @@ SGLANG: dict[str, Reader] = {
     "disable-radix-cache": of_server("radix_cache", is_flag(found=False)),
     "disable-overlap-schedule": of_server("overlap", is_flag(found=False)),
     "enable-mixed-chunk": of_server("mixed_chunk", is_flag(found=True)),
+    "scheduler-recv-interval": of_server("scheduler_recv_interval"),
     "schedule-conservativeness": of_server("schedule_conservativeness", number_of),
     "priority-scheduling-preemption-threshold": of_server("priority_preemption_threshold"),
     "disaggregation-mode": of_server("role", text_of),

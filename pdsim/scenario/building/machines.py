@@ -133,6 +133,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
                 waiting_timeout_ns=waiting_timeout_ns,
                 preemption_threshold=aggregated.priority_preemption_threshold,
                 mixed_chunk=aggregated.mixed_chunk,
+                recv_interval_steps=aggregated.scheduler_recv_interval,
                 rules=scenario.engine_rules,
             ),
             policy=deepcopy(aggregated.policy),

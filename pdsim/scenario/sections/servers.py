@@ -396,8 +396,17 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     mixed_chunk: bool = False
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""
+    scheduler_recv_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
+    """N: while requests decode, the loop takes new requests behind every N-th step only (--scheduler-recv-interval).
+    """
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
+
+    @model_validator(mode="after")
+    def _receives_in_one_loop(self) -> Self:
+        if self.scheduler_recv_interval > 1 and not (self.overlap and self.dp == self.pp == 1):
+            raise ValueError("scheduler_recv_interval: pdsim models it with overlap, dp: 1 and pp: 1; leave it out")
+        return self
 
     @property
     def split(self) -> Split:

@@ -247,6 +247,8 @@ def for_real(scenario: Scenario, options: Options) -> Scenario:
         raise ConfigError(f"stream_interval: {interval}: tokens are sent in groups in simulation only; leave it out")
     if scenario.aggregated is not None and scenario.aggregated.mixed_chunk:
         raise ConfigError("aggregated.mixed_chunk: forwards mix prompts and outputs in simulation only; leave it out")
+    if scenario.aggregated is not None and scenario.aggregated.scheduler_recv_interval > 1:
+        raise ConfigError("aggregated.scheduler_recv_interval: it is for simulation only; leave it out")
     if scenario.storage is not None and not scenario.storage.shared:
         raise ConfigError("storage.shared: real mode has Mooncake's store, which all instances share; set it to true")
     if scenario.encode is not None:
