@@ -21,7 +21,7 @@ from pydantic_core import from_json as decoded
 from pydantic_core import to_json as encoded
 
 from pdsim.core.journal.calls import KILLED, Entry
-from pdsim.core.journal.message_json import FIELDS, PLAIN, TYPES, from_json, to_json
+from pdsim.core.journal.message_json import FIELDS, LONG, PLAIN, TYPES, are_one_run, from_json, to_json
 from pdsim.core.sequence import Spans, TokenIds
 
 _KINDS = frozenset(TYPES.values())
@@ -44,6 +44,8 @@ class _Objects:
         self.groups: list[tuple[str, dict[str, Any]]] = []
         self._numbers: dict[int, int] = {}
         self._num = 0
+        self._pages: dict[int, tuple[Any, Any]] = {}
+        """Long tuples of integers with their JSON, by id. A grant and the transfer of its pages have the same tuple."""
 
     def numbers(self, values: Sequence[Any]) -> list[int]:
         """Returns the numbers of objects. A new object gets the next number, after the objects in its fields."""
@@ -77,12 +79,23 @@ class _Objects:
             return {"numbers": self.numbers(values)}
         if types == {tuple}:
             types = {type(items[0]) for items in values if items}
+            if types == {int}:
+                return list(map(self._ids, values))
             if types <= PLAIN:
                 return list(map(list, values))  # lists are written in half the time
             if types <= _KINDS:
                 numbers = iter(self.numbers(list(chain.from_iterable(values))))
                 return {"numbers": [list(islice(numbers, len(items))) for items in values]}
         return list(map(to_json, values))
+
+    def _ids(self, ids: tuple[int, ...]) -> Any:
+        """A tuple of integers as JSON. Consecutive page ids are one run; to look for several runs takes too long."""
+        if len(ids) < LONG:
+            return list(ids)
+        if (known := self._pages.get(id(ids))) is None:
+            made: Any = {"Runs": [ids[0], len(ids)]} if are_one_run(ids) else list(ids)
+            known = self._pages[id(ids)] = ids, made
+        return known[1]
 
 
 def to_block(entries: Sequence[Entry]) -> bytes:

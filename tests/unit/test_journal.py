@@ -6,13 +6,13 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pdsim
 from pdsim.core.journal.calls import KILLED, Entry
 from pdsim.core.journal.lines import digest, from_lines, to_line
-from pdsim.core.journal.message_json import TYPES, from_json, to_json
+from pdsim.core.journal.message_json import LONG, TYPES, from_json, to_json
 from pdsim.core.journal.message_text import to_text
 from pdsim.core.messages import Arrival, Finished, FirstToken, KvGranted, PrefillDone, Send, Wait
 from pdsim.core.sequence import Spans, TokenIds
@@ -154,3 +154,15 @@ def test_a_block_has_each_message_once():
     assert columns["KvGranted"] == {"request_id": [3], "num_cached_tokens": [0], "pages": [[1, 2]]}
     assert columns["PrefillDone"] == {"request_id": [3]}
     assert len(block["objects"]) == len(columns) == 4
+
+
+@example([[(0, 10), (11, 1), (10, 1), (12, 1)]])  # as far from first to last as a run
+@given(st.lists(RUNS, min_size=1, max_size=4))
+def test_pages_of_a_block_are_read_as_they_were_and_consecutive_pages_are_a_run(runs):
+    pages = [tuple(number for first, count in one for number in range(first, first + count)) for one in runs]
+    calls = [Entry("prefill-0", "on_message", (KvGranted(3, 0, one), 6), []) for one in (*pages, pages[0])]
+    block = to_block(calls)
+    assert list(entries_in(block)) == [entry._replace(returned=()) for entry in calls]
+    column = dict(json.loads(block)["objects"])["KvGranted"]["pages"]
+    is_run = [len(one) >= LONG and list(one) == list(range(one[0], one[0] + len(one))) for one in (*pages, pages[0])]
+    assert [type(one) is dict for one in column] == is_run

@@ -71,11 +71,16 @@ def are_ids(values: Sequence[Any]) -> bool:
     return len(values) >= LONG and _INT.issuperset(map(type, values))
 
 
+def are_one_run(ids: Sequence[int]) -> bool:
+    """True if each integer is greater by 1 than the integer before it."""
+    return ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1))
+
+
 def runs_of(ids: Sequence[int]) -> list[int] | None:
     """Returns the first integer and the length of each run of consecutive integers. None: the text of runs would not be
     shorter.
     """
-    if ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1)):
+    if are_one_run(ids):
         return [ids[0], len(ids)]
     steps = list(map(sub, ids[1:], ids))
     if 2 * (len(steps) - steps.count(1)) >= 2 * len(ids) // _LEAST_MEAN:
