@@ -24,6 +24,7 @@ else:
     def dataclass(cls=None, /, *, init=True, repr=True, eq=True, frozen=False, kw_only=False, slots=False):
         def decorated(plain):
             is_derived = hasattr(plain, "__dataclass_fields__")
+            plain.__doc__ = plain.__doc__ or plain.__name__  # the standard library would write its signature
             methods = {"__repr__": _repr} if repr else {}
             methods |= {"__eq__": _eq, "__hash__": _hash if frozen else None} if eq else {}
             if frozen and not slots and not is_derived:
