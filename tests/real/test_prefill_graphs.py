@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pdreal.control.tasks import PrefillBatch, StateUse
 from pdreal.memory.paged_kv import bits_of
+from pdreal.model.weights import RandomWeights
 from pdreal.rank.graphs import SIZES, PrefillGraphs, has_prefill_graphs
 from pdreal.settings.model import from_catalog
 
@@ -59,7 +60,7 @@ def test_padded_forwards_over_states_make_the_same_tokens_and_states():
     """Beside a runner without graphs, on a CPU. The first prompt leaves a state to the cache and goes on from there."""
     delta = replace(HYBRID.llama.delta, num_key_heads=1, num_value_heads=2)
     config = replace(HYBRID, num_layers=2, llama=replace(HYBRID.llama, delta=delta))
-    models = [load(config, device=device) for device in (GPU_OR_CPU, CPU)]
+    models = [load(config, RandomWeights(0, CPU), device=device) for device in (GPU_OR_CPU, CPU)]
     padded, eager = (runner(model, page_size=16, num_pages=12, states=state_pool(model, 3)) for model in models)
     graphs = PrefillGraphs(models[0], padded.kv, states=padded.states)
     prompts = [tokens(seed, 70, config.vocab_size) for seed in range(2)]
