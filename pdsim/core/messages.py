@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from pdsim.core.encode.media_item import MediaItem, Modality
 from pdsim.core.transfer.staging_ring import Span, Watermark
-from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
@@ -181,6 +180,31 @@ class KvSent:
     """Transport to prefill: no transfer reads the request's pages any more."""
 
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferUnit:
+    """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units of these two
+    instances.
+
+    source_pages and target_pages are page ids. num_bytes and num_descriptors count one pair of ranks.
+    """
+
+    request_id: int
+    source: str
+    target: str
+    source_pages: tuple[int, ...]
+    target_pages: tuple[int, ...]
+    num_bytes: int
+    num_descriptors: int
+    planned_ns: int
+    is_last: bool
+    first_token_ends: bool = False
+    """True: the first token, which the last unit carries, is also the request's last token."""
+    cell: int | None = None
+    """Number of the request's staging cell. None: the unit is not staged."""
+    after_layers: tuple[int, int] | None = None
+    """Step id and layer group that must be computed before the unit is sent. None: the KV is computed already."""
 
 
 @dataclass(frozen=True, slots=True)

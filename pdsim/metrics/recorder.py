@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import replace
 
 from pdsim.core.instance import Levels
-from pdsim.core.messages import DecodeStep, Failed, Finished, MicroBatchStep, PrefillStep, Verified
+from pdsim.core.messages import DecodeStep, Failed, Finished, MicroBatchStep, PrefillStep, TransferUnit, Verified
 from pdsim.core.routing.router import num_retries, request_of
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.metrics.own_gaps import OwnGaps
 from pdsim.metrics.records import (
     HostCopyRecord,

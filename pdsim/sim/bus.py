@@ -18,8 +18,7 @@ from simpy.events import EventPriority
 from pdsim.core import messages as m
 from pdsim.core.instance import Instance
 from pdsim.core.journal.calls import Entry, Recorded
-from pdsim.core.messages import sender_of
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import TransferUnit, sender_of
 from pdsim.metrics.recorder import Recorder
 from pdsim.scenario.building.cluster import Cluster
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pdsim.core.invariants import check
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.core.sequence import Spans
-from pdsim.core.transfer.transfer_plan import RankPairLayout, SendCursor
+from pdsim.core.transfer.send_planner import RankPairLayout, SendCursor
 from pdsim.cost.settings import Roofline
 from pdsim.scenario.building.sizing import layout_of, resolve, whole_layout
 from pdsim.scenario.schema import Scenario

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from pdsim.core.messages import StartTransfer
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.messages import StartTransfer, TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.scenario.building.wiring import Interconnect
 from pdsim.sim.bus import Timeline
 from pdsim.sim.links.network import Network

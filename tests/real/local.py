@@ -17,8 +17,8 @@ from pdreal.rank.speculation import Speculation
 from pdsim.core import messages as m
 from pdsim.core.instance import instance_loop
 from pdsim.core.invariants import check, check_idle
+from pdsim.core.messages import TransferUnit
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario.building.cluster import build
 from tests.real.models import tiny_model
 from tests.support import request, small, small_aggregated

@@ -13,8 +13,7 @@ from pdreal.rank.group import ComputedTokens
 from pdreal.rank.host_copies import HostCopies
 from pdreal.settings.scenario import for_real
 
-from pdsim.core.messages import KvGranted, LoadBack, LoadedBack, Send, WriteBackup
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import KvGranted, LoadBack, LoadedBack, Send, TransferUnit, WriteBackup
 from pdsim.scenario.building.sizing import resolve
 from tests.real import clusters
 from tests.real.models import GPU_OR_CPU

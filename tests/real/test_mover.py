@@ -20,8 +20,7 @@ from pdreal.memory.mover import PeerMemory, exchange_of, prefill_mover
 from pdreal.transports.opening import open_transport
 from pdreal.transports.protocol import TransferError, UnavailableError
 
-from pdsim.core.messages import Scatter
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import Scatter, TransferUnit
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import parse_scenario
 from tests.real.decode_side import CPU, FILLED_WITH

@@ -17,7 +17,8 @@ from pdreal.memory.geometry import (
     rank_pairs,
 )
 
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.messages import TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.scenario.building.wiring import wire
 from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.memory import Layout

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pdsim.core.messages import StartTransfer, UnitSent
+from pdsim.core.messages import StartTransfer, TransferUnit, UnitSent
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.core.transfer.sender import Sender
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
 from pdsim.metrics.explanation.usage import instance_usage
 from pdsim.scenario.building.wiring import Interconnect
 from pdsim.scenario.loading import load_scenario

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.policy.views import RoutingView, TokenSequence
 from pdsim.scenario.building.wiring import wire_of
 from pdsim.scenario.sections.faults import HealthSettings, Kill

@@ -24,14 +24,15 @@ from pdsim.core.messages import (
     StepResult,
     StopSending,
     Tell,
+    TransferUnit,
     Wait,
     WakeAt,
     Woken,
 )
-from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.sequence import Spans
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, WholePrompt
 from pdsim.policy.protocols import HoldUntil, Pick

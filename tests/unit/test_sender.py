@@ -22,6 +22,7 @@ from pdsim.core.messages import (
     Tell,
     TransferFailed,
     TransferLost,
+    TransferUnit,
     UnitSent,
     WakeAt,
     Woken,
@@ -29,7 +30,6 @@ from pdsim.core.messages import (
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.staging_ring import Span, StagingRing
-from pdsim.core.transfer.transfer_plan import TransferUnit
 
 ABORT = Abort(1, "no transfer of the request is under way", retryable=True)
 

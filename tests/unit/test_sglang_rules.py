@@ -31,10 +31,10 @@ from pdsim.core.messages import (
     StepResult,
     Wait,
 )
-from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
 from pdsim.policy.pages import FewestOutputsFirst, LeastFrequentlyUsed, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst, LongestPrefixFirst
 from pdsim.scenario.yaml_file import ConfigError

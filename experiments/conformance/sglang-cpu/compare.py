@@ -54,12 +54,12 @@ from pdsim.core.messages import (
     Tell,
     Wait,
 )
-from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import Router
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed, ReserveDecodeTokens
 from pdsim.policy.prefill import (
     DepthFirst,

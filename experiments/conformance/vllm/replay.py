@@ -23,10 +23,9 @@ from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.memory.radix_cache import RadixCache
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.pipeline.staged_instances import StagedVllmInstance
-from pdsim.core.prefill.prefill_instance import PrefillLimits
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst

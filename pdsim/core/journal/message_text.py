@@ -7,9 +7,8 @@ from typing import Any, get_origin, get_type_hints
 
 from pdsim.core import messages
 from pdsim.core.journal.message_json import LATER, LONG, TYPES, VALUES, are_ids, runs_of
-from pdsim.core.messages import KvGranted
+from pdsim.core.messages import KvGranted, TransferUnit
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.transfer.transfer_plan import TransferUnit
 
 
 def to_text(value: Any) -> str:

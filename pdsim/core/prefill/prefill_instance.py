@@ -21,56 +21,20 @@ from bisect import insort
 from operator import attrgetter
 
 from pdsim.core import messages as m
-from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
 from pdsim.core.fixed_outputs import INITIAL_RATIO, SimulatedEnds
 from pdsim.core.instance import Levels
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.messages import sender_of
-from pdsim.core.prefill.bootstrap_queue import BootstrapQueue, PrefillRequest
+from pdsim.core.prefill.bootstrap_queue import BootstrapQueue
 from pdsim.core.prefill.chunk_sizer import ChunkSizer
 from pdsim.core.prefill.forward_builder import Forward, ForwardBuilder
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.transfer.kv_returns import KvTaker, Returning
-from pdsim.dataclass import dataclass
+from pdsim.core.transfer.send_planner import PrefillRequest, SendPlanner
 from pdsim.policy.protocols import PrefillPolicy
 
 _WAIT = m.Wait()
 _ARRIVAL = attrgetter("arrival_ns", "request_id")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefillLimits:
-    """Limits of one forward and of the whole instance, by SGLang's names."""
-
-    max_running_requests: int
-    """Maximum number of requests that have begun and whose transfer has not ended."""
-    chunked_prefill_tokens: int | None
-    """Maximum tokens of one forward. None: every prompt is computed in one piece."""
-    max_prefill_tokens: int
-    """Maximum uncached tokens of one forward. The first prompt of a forward may exceed the limit."""
-    overlap: bool = True
-    """True: the instance chooses the next forward while one runs, and handles results one forward late (SGLang's
-    overlap schedule)."""
-    bootstrap_timeout_ns: int | None = None
-    """Maximum time in ns from a request's arrival until decode has granted pages
-    (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). None: no limit."""
-    optimistic_attempts: int = 0
-    """Maximum number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts).
-    0: a prompt waits for its grant."""
-    num_stages: int = 1
-    """Number of pipeline stages, and of forwards under way. Above 1, overlap has no effect."""
-    prefill_max_requests: int | None = None
-    """Maximum number of prompts in one forward. None: no limit."""
-    rules: EngineRules = SGLANG_0_5_23
-
-    @property
-    def max_first_tokens(self) -> int:
-        """Number of slots for first tokens: SGLang's metadata buffers. A first token holds a slot until it is sent."""
-        return 2 * self.max_running_requests
-
-    @property
-    def max_steps_in_flight(self) -> int:
-        return self.num_stages if self.num_stages > 1 else 2 if self.overlap else 1
 
 
 class PrefillInstance:
@@ -118,6 +82,7 @@ class PrefillInstance:
         self._taker = taker
         self._max_prompts_begun = max(1, limits.max_running_requests // limits.num_stages)
         """Maximum number of prompts that one forward may begin (SGLang's pp_max_micro_batch_size)."""
+        self._max_first_tokens = limits.max_first_tokens
         self._num_steps = 0
         self._blocked_by = ""
 
@@ -133,7 +98,10 @@ class PrefillInstance:
     # What a driver calls.
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        self._bootstrap.at(now_ns)
+        refused = self._bootstrap.refused
+        refused.now_ns = now_ns
+        if refused.kept:
+            refused.forget()
         match message:
             case m.NewRequest():
                 return self._on_new_request(message, now_ns)
@@ -306,7 +274,8 @@ class PrefillInstance:
         if self.limits.optimistic_attempts:
             request.num_attempts = 1
             insort(self.granted, request, key=_ARRIVAL)
-        return self._bootstrap.expect(request, now_ns)
+        self._bootstrap.ungranted[request.request_id] = request
+        return [] if self.limits.bootstrap_timeout_ns is None else self._bootstrap.watch(request.request_id, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
         """Handles a grant of pages. An optimistic prompt may be begun or computed already."""
@@ -327,7 +296,7 @@ class PrefillInstance:
     def _enqueue_granted(self) -> None:
         """Queues granted and optimistic requests, by arrival, while slots for first tokens are free."""
         held = self._builder.num_unbegun + len(self._builder.begun) + self.num_slots_sending
-        num_free = self.limits.max_first_tokens - held
+        num_free = self._max_first_tokens - held
         if num_free < len(self.granted):
             self._blocked_by = "slots"
         for request in self.granted[:num_free]:

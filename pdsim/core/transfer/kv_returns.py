@@ -10,8 +10,8 @@ Nothing is sent if prefill lacks only little of the KV, or has no pages for it. 
 """
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.messages import Command, KvOffered, KvWanted, ReturnKv, Send
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.messages import Command, KvOffered, KvWanted, ReturnKv, Send, TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 

@@ -20,9 +20,8 @@ from dataclasses import field
 
 from pdsim.core import messages as m
 from pdsim.core.deadlines import LateRequests
-from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.messages import TransferUnit, receiver_of, sender_of
 from pdsim.core.transfer.staging_ring import Span, Watermark, may_write
-from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.dataclass import dataclass
 
 _LOST = "lost"

@@ -28,11 +28,11 @@ from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.prefill.bootstrap_queue import PrefillRequest
 from pdsim.core.prefill.forward_builder import Forward, RequestT
-from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
-from pdsim.core.prefill.send_planner import SendPlanner
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
+from pdsim.core.transfer.send_planner import PrefillRequest, SendPlanner
 from pdsim.core.vllm.kv_leases import NIXL, KvLeases, LeaseTimes
 from pdsim.core.vllm.prefill_cadence import PrefillCadence
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder

@@ -21,7 +21,8 @@ from pdsim.core.memory.hisparse_cache import HiSparseCache
 from pdsim.core.messages import Drain, receiver_of, sender_of
 from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
-from pdsim.core.prefill.prefill_instance import PrefillInstance, PrefillLimits
+from pdsim.core.prefill.prefill_instance import PrefillInstance
+from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.routing.held_requests import HeldRequests
 from pdsim.core.routing.ranked_router import RankedRouter
 from pdsim.core.routing.role_router import REMEMBERED, MemorySize, RoleRouter

@@ -6,8 +6,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from pdsim.core.prefill.send_planner import SendPlanner, StagingPlan
-from pdsim.core.transfer.transfer_plan import RankPairLayout
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner, StagingPlan
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
 from pdsim.cost.swaps import SwapCosts

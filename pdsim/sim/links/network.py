@@ -10,9 +10,8 @@ from math import ceil, inf, prod
 from typing import Any
 
 from pdsim.core import messages as m
-from pdsim.core.messages import receiver_of
+from pdsim.core.messages import TransferUnit, receiver_of
 from pdsim.core.transfer.sender import Sender
-from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.dataclass import dataclass
 from pdsim.metrics.recorder import transfer_record
 from pdsim.metrics.records import TransferRecord

@@ -21,7 +21,8 @@ from pdsim.core.instance import Levels
 from pdsim.core.journal.calls import Entry, Recorded
 from pdsim.core.journal.lines import from_lines, to_line
 from pdsim.core.journal.message_json import from_json, to_json
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit
+from pdsim.core.messages import TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout
 from pdsim.metrics.recorder import Recorder, transfer_record
 from pdsim.metrics.records import HostCopyRecord, RunRecords, StepRecord, TransferRecord
 

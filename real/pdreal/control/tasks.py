@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pdreal.control.requests import Draw
-from pdsim.core.messages import LoadBack, Scatter, WriteBackup
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import LoadBack, Scatter, TransferUnit, WriteBackup
 
 
 class StateUse(NamedTuple):

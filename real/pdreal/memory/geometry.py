@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdreal.control.tasks import Windows
-from pdsim.core.transfer.transfer_plan import RankPairLayout, TransferUnit, layers_of_group
+from pdsim.core.messages import TransferUnit
+from pdsim.core.transfer.send_planner import RankPairLayout, layers_of_group
 
 
 @dataclass(frozen=True, kw_only=True)

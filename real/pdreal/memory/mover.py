@@ -27,8 +27,7 @@ from pdreal.memory.states import digest_of_state
 from pdreal.settings.model import from_catalog
 from pdreal.transports.protocol import MappingTransport, TransferError, Transport
 from pdreal.transports.streams import wait_for_engines
-from pdsim.core.messages import Scatter
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import Scatter, TransferUnit
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.schema import Scenario

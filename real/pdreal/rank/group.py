@@ -31,8 +31,7 @@ from pdreal.control.tasks import (
 from pdreal.memory.storage_threads import StorageThreads, wait_for
 from pdreal.rank.graphs import LaunchedStep
 from pdreal.rank.resources import RankResources
-from pdsim.core.messages import WriteBackup
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import TransferUnit, WriteBackup
 
 OnDone = Callable[[Any, BaseException | None], None]
 

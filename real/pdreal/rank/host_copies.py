@@ -16,7 +16,7 @@ from pdreal.rank.group import ComputedTokens, RankGroup
 from pdreal.rank.storage import Storage
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import TransferUnit
 from pdsim.metrics.records import HostCopyRecord
 from pdsim.scenario.building.sizing import layout_of
 

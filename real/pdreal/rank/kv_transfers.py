@@ -14,8 +14,7 @@ from pdreal.rank.group import RankGroup
 from pdreal.rank.step_loop import inner
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
-from pdsim.core.messages import receiver_of, sender_of
-from pdsim.core.transfer.transfer_plan import TransferUnit
+from pdsim.core.messages import TransferUnit, receiver_of, sender_of
 from pdsim.scenario.building import wiring
 
 

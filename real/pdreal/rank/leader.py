@@ -23,9 +23,8 @@ from pdreal.rank.step_loop import StepLoop, inner
 from pdreal.settings.rank import RankSpec
 from pdsim.core import messages as m
 from pdsim.core.invariants import InvariantError, check_all_idle
-from pdsim.core.messages import receiver_of, sender_of
+from pdsim.core.messages import TransferUnit, receiver_of, sender_of
 from pdsim.core.sequence import TokenIds
-from pdsim.core.transfer.transfer_plan import TransferUnit
 from pdsim.scenario.building.machines import build_machine
 
 _SETTLE_AGAIN_S = 0.02
