@@ -106,6 +106,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.speculative_draft_tokens: pdsim does not model vLLM's drafts; leave it out"
         if aggregated.prefill_schedule_interval > 1 and aggregated.dp > 1:
             return "aggregated.prefill_schedule_interval: pdsim does not model it for several ranks; give dp: 1"
+        if aggregated.scheduler_recv_interval > 1:
+            return "aggregated.scheduler_recv_interval is a setting of SGLang; leave it out"
         if aggregated.mixed_chunk:
             return "aggregated.mixed_chunk is SGLang's: vLLM's steps always mix prompts and outputs; leave it out"
     if scenario.network.staging is not None:

@@ -66,3 +66,9 @@ def test_other_loops_are_refused(changed):
     fields = {f"aggregated__{name}": value for name, value in changed.items()}
     with pytest.raises(ConfigError, match="pdsim models it with overlap, dp: 1 and pp: 1"):
         small_aggregated(request(0, 8, 2), aggregated__scheduler_recv_interval=2, **fields)
+
+
+def test_it_is_a_setting_of_sglang():
+    fields = {"overlap": True, "scheduler_recv_interval": 2}
+    with pytest.raises(ConfigError, match=r"scheduler_recv_interval is a setting of SGLang"):
+        small_aggregated(request(0, 8, 2), engine="vllm", **{f"aggregated__{name}": fields[name] for name in fields})
