@@ -18,8 +18,7 @@ from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache, path_to
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.routing.router import Router

@@ -5,7 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pdsim.core.decode.running_batch import RunningBatch, RunningRequest
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import StepResult
 from pdsim.core.sequence import Spans
 from tests.support import examples

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.deadlines import KEPT_NS
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import LayersComputed, Woken
 from pdsim.core.routing.prompt_memory import PromptMemories
 from pdsim.core.routing.router import Router

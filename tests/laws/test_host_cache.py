@@ -12,8 +12,7 @@ from pdsim.core.journal.lines import from_lines, to_line
 from pdsim.core.journal.replay import replay
 from pdsim.core.memory.host_cache import LEAST_TOKENS, HostCache
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import KvGranted, LoadBack, LoadRetracted, Send, WriteBackup
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import HostCopies, HostLink, end_behind_load

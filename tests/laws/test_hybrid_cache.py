@@ -11,8 +11,7 @@ from pdsim.core.engine_rules import SGLANG_0_5_23
 from pdsim.core.invariants import check_cache
 from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import Lease
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import NewRequest
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.policy.pages import FreePages, LeastRecentlyUsed

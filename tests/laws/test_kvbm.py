@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.kvbm_cache import KvbmCache
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import LoadBack, LoadedBack, Offload, Offloaded, PrefillStep
 from pdsim.core.sequence import Spans
 from pdsim.scenario.building.sizing import resolve

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.chunk_cache import ChunkCache
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import LoadChunks, PrefillStep, SaveChunks
 from pdsim.core.sequence import Spans
 from pdsim.cost.copies import end_behind_load, end_of_saves

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.chunk_cache import ChunkCache, EvictionOrder
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import Prefetched, PrefetchKv, PrefillStep
 from pdsim.cost.copies import SLEEP_NS
 from pdsim.scenario.sections.servers import StorageSettings

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.offload_cache import MUST_WAIT, OffloadCache
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import LoadBack, LoadedBack, Offload, Offloaded, PrefillStep
 from pdsim.core.sequence import Spans
 from pdsim.scenario.yaml_file import ConfigError

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from tests.support import examples
 from tests.twins.page_pool import NaivePagePool
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pdsim.core.invariants import check_cache
+from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from tests.support import examples
@@ -56,10 +56,10 @@ class Cache(RuleBasedStateMachine):
         self.page, self.keeps, self.has_drafts = page, keeps, has_drafts
         self.counts_every_insert, self.splits = counts_every_insert, splits
         pool = PagePool(NUM_PAGES)
-        self.tree = RadixCache(pool, page, policy, has_drafts=has_drafts)
+        self.tree = (BlockCache if by_page else RadixCache)(pool, page, policy, has_drafts=has_drafts)
         rules = {"counts_every_insert": counts_every_insert, "splits_at_prompt": splits}
         self.cache = KvCache(pool, page, self.tree, keeps_replaced=keeps, **rules)
-        self.tree.uses_whole_nodes, self.tree.evicts_pages = whole, by_page
+        self.tree.uses_whole_nodes = whole
         self.pool = NaivePagePool(NUM_PAGES)
         self.prefixes = NaivePrefixCache(page, policy, uses_whole_nodes=whole, evicts_pages=by_page)
         self.holders: list[Holder] = []
@@ -278,8 +278,7 @@ def test_eviction_looks_at_leaves_only():
 def test_vllm_evicts_blocks_that_became_unused_together_from_the_last_on_whoever_looks_them_up(looks):
     """A request of six blocks ended. A running request has its own copies of the first three."""
     pool = PagePool(9)
-    tree = RadixCache(pool, 1, LeastRecentlyUsed())
-    tree.uses_whole_nodes, tree.evicts_pages = False, True
+    tree = BlockCache(pool, 1, LeastRecentlyUsed())
     ids, pages, copies = TokenIds([0] * 6), pool.allocate(6), pool.allocate(3)
     middle, _ = tree.insert(ids, 3, pages[:3], tree.root)
     end, _ = tree.insert(ids, 6, pages[3:], middle)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from pdsim.core.decode.decode_instance import DecodeInstance, DecodeLimits
 from pdsim.core.invariants import check
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.messages import Abort, Cancel, Failed, KvLost, NewRequest, PeerDown, PromptComputed, Send
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FewestOutputsFirst, FreePages

@@ -8,8 +8,8 @@ from pdsim.core import messages as m
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import VLLM_0_33
 from pdsim.core.invariants import check
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.block_cache import BlockCache
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance
@@ -25,7 +25,7 @@ prompts = st.lists(branching | st.lists(st.integers(0, 1), min_size=1, max_size=
 
 def instance(num_pages, *, step_tokens=1000, pages_per_state=3, has_tree=True):
     pool = PagePool(num_pages)
-    tree = RadixCache(pool, PAGE, LeastRecentlyUsed()) if has_tree else None
+    tree = BlockCache(pool, PAGE, LeastRecentlyUsed()) if has_tree else None
     return VllmDecodeInstance(
         "aggregated-0",
         cache=VllmHybridCache(pool, PAGE, tree, pages_per_state, computes=True),

@@ -11,8 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from pdreal.memory.state_slots import StateSlots
 
 from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed
 from tests.support import examples

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from pdsim.core.decode.running_batch import RunningBatch, RunningRequest
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import DecodeStep
 from pdsim.core.sequence import Spans
 from pdsim.cost.model import FRACTION_BITS, DecodeLine

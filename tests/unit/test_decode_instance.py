@@ -8,8 +8,7 @@ from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.instance import PolicyError
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import (
     Abort,
     Cancel,

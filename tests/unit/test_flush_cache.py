@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import FlushCache, Send
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.sequence import TokenIds

@@ -7,8 +7,7 @@ from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.aggregated_limits import AggregatedLimits
 from pdsim.core.decode.new_token_ratio import NewTokenRatio
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import DecodeStep, Finished, FirstToken, MixedStep, NewRequest, PrefillStep, StepResult
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import FewestOutputsFirst, LeastRecentlyUsed

@@ -7,8 +7,7 @@ import pytest
 from pdsim.core.instance import PolicyError
 from pdsim.core.invariants import check, check_idle
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import (
     Abort,
     Cancel,

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.routing.prompt_memory import PromptMemories, PromptMemory
 from pdsim.core.sequence import Spans
 from pdsim.policy.pages import LeastRecentlyUsed

@@ -11,8 +11,7 @@ from typing import NamedTuple
 from cache_operations import MAX_REQUESTS, Load, Operation, Settings, load_of
 
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease, StateLimits
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.sequence import TokenIds
 from pdsim.policy.pages import LeastRecentlyUsed
 

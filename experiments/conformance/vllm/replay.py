@@ -18,9 +18,9 @@ from draws import STAGE_NS, Load, Settings, arrival_ns, load_of
 from pdsim.core import messages as m
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.engine_rules import VLLM_0_33
+from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.pipeline.staged_instances import StagedVllmInstance
 from pdsim.core.prefill.prefill_limits import PrefillLimits
@@ -46,7 +46,7 @@ class Outcome:
 
 def _cache(settings: Settings) -> KvCache:
     pool, size = PagePool(settings.num_blocks), settings.block_size
-    radix = RadixCache(pool, size, LeastRecentlyUsed()) if settings.enable_prefix_caching else None
+    radix = BlockCache(pool, size, LeastRecentlyUsed()) if settings.enable_prefix_caching else None
     if settings.mamba_groups:
         return VllmHybridCache(pool, size, radix, settings.mamba_groups, computes=settings.kv_role != "kv_consumer")
     return KvCache(pool, size, radix)

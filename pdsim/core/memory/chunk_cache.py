@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from pdsim.core import messages as m
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 

@@ -11,7 +11,7 @@ Source: SGLang 0.5.23, managers/hisparse_coordinator.py:878 (admit_request_direc
 from collections.abc import Sequence
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.policy.views import TokenSequence
 
 

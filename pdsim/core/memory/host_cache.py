@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from pdsim.core import messages as m
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache, path_to
 from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence

@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache, path_to
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 

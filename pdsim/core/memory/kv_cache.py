@@ -9,12 +9,12 @@ The last num_loaded of the shared pages were loaded from host memory.
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 
+from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache
 from pdsim.core.messages import HostCopy, LoadBack
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
@@ -77,8 +77,8 @@ class KvCache:
         self.offload = offload
         self.chunks = chunks
         self._keeps_replaced = keeps_replaced
-        self._keeps_twins = False
-        """True: a request that has computed a page that is also cached keeps using its own copy."""
+        self._blocks: BlockCache | None = None
+        """vLLM's prefix cache: a request that has computed a page that is also cached keeps using its own copy."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
         self.num_left_pages = 0
@@ -96,12 +96,8 @@ class KvCache:
         unused.
         """
         self.evicts_early = self.frees_ahead = False
-        self._keeps_twins = True
-        if self.prefix_cache is not None:
-            self.prefix_cache.uses_whole_nodes = False
-            self.prefix_cache.evicts_pages = True
-        if self.host is not None:
-            self.host.tree.uses_whole_nodes = False
+        assert self.prefix_cache is None or isinstance(self.prefix_cache, BlockCache)
+        self._blocks = self.prefix_cache
 
     @property
     def capacity_tokens(self) -> int:
@@ -299,9 +295,9 @@ class KvCache:
             node = self._share(lease, sequence, num_tokens, self.prefix_cache)
             if node is not lease.node:
                 self.prefix_cache.lock(node, below=lease.node)
-                if lease.replaced and self._keeps_twins:
+                if lease.replaced and self._blocks is not None:
                     assert lease.node is not None
-                    self.prefix_cache.keep_twins(node, lease.node, lease, lease.replaced)
+                    self._blocks.keep_twins(node, lease.node, lease, lease.replaced)
                     lease.has_twins, lease.replaced = True, []
                 lease.node = node
             self.prefix_cache.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
@@ -346,7 +342,8 @@ class KvCache:
         if self.prefix_cache is not None:
             assert lease.node is not None
             if lease.has_twins:
-                self.prefix_cache.drop_twins(lease.node, lease)
+                assert self._blocks is not None
+                self._blocks.drop_twins(lease.node, lease)
                 lease.has_twins = False
             self.prefix_cache.unlock(lease.node)
         lease.node, lease.table, lease.num_shared = None, [], 0
@@ -401,11 +398,11 @@ class KvCache:
         node, found = cache.insert(sequence, whole * self.page_size, lease.table[shared:whole], lease.node)
         if found:
             replaced = slice(shared, shared + len(found))
-            if self._keeps_replaced or self._keeps_twins:
+            if self._keeps_replaced or self._blocks is not None:
                 lease.replaced += lease.table[replaced]
             else:
                 self.pool.free(lease.table[replaced])
-            if not self._keeps_twins:
+            if self._blocks is None:
                 lease.table[replaced] = found
         lease.num_shared = whole
         return node

@@ -18,7 +18,7 @@ from itertools import islice, takewhile
 
 from pdsim.core import messages as m
 from pdsim.core.memory.chunk_cache import prefix_keys
-from pdsim.core.memory.page_pool import PagePool
+from pdsim.core.memory.radix_cache import PagePool
 from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 

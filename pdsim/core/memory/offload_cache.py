@@ -16,8 +16,8 @@ Law: tests/laws/test_offloading.py.
 from collections.abc import Sequence
 
 from pdsim.core import messages as m
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.block_cache import BlockCache
+from pdsim.core.memory.radix_cache import Node, PagePool, path_to
 from pdsim.dataclass import dataclass
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
@@ -48,9 +48,7 @@ class OffloadCache:
         """Host pages of the states at the ends of nodes."""
         self._pages_per_state = pages_per_state
         self._shares_loads = shares_loads
-        self.tree = RadixCache(pool, page_size, LeastRecentlyUsed())
-        self.tree.uses_whole_nodes = False
-        self.tree.evicts_pages = True
+        self.tree = BlockCache(pool, page_size, LeastRecentlyUsed())
         self.stores: dict[int, BlockCopy] = {}
         """Stores under way, by their numbers (Offload.store)."""
         self.loads: dict[int, BlockCopy] = {}

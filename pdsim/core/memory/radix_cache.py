@@ -1,9 +1,9 @@
-"""The prefix cache of one instance: a radix tree over whole pages of tokens, whose nodes own KV pages.
+"""The KV pages of one instance: a pool of free pages, and the prefix cache, a radix tree over whole pages of tokens.
 
-A node is
+Pages leave the pool for a request. When they are computed, nodes of the tree own them. A node is
   protected   if requests lock the node or a node below it
   evictable   if no request locks it, or only requests that hold their own copies of its pages
-Eviction returns a node's pages to the pool, leaves first. Law: tests/laws/test_radix_cache.py.
+Eviction returns a node's pages to the pool, leaves first. Laws: tests/laws/test_page_pool.py, test_radix_cache.py.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -11,12 +11,61 @@ from dataclasses import field
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from pdsim.core.memory.page_pool import PagePool
 from pdsim.core.sequence import UnseenOutput
 from pdsim.dataclass import dataclass
 from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.protocols import EvictionPolicy
 from pdsim.policy.views import TokenSequence
+
+
+class PagePool:
+    """Allocates page ids in the order of its free list.
+
+    Freed pages are kept aside. When the free list is too short for an allocation, they are sorted into the list
+    (SGLang's allocators with need_sort). Therefore page tables are contiguous on a fresh server, and fragment over
+    time. Page 0 is reserved for padding.
+
+    Explicit ids, not a counter: the cost of a transfer depends on which pages are contiguous on both sides, and a
+    counter cannot detect a page with two owners.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.num_free = num_pages
+        self._list: list[int] | range = range(1, num_pages + 1)
+        self._next = 0
+        self._freed: list[int] = []
+
+    @property
+    def num_listed(self) -> int:
+        """Number of pages in the free list. Up to this number, allocating pages one by one gives the same order as all
+        at once.
+        """
+        return len(self._list) - self._next
+
+    def allocate(self, num_pages: int) -> list[int]:
+        """Returns the next num_pages free pages. The caller has checked num_free."""
+        if num_pages > self.num_free:
+            raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
+        stop = self._next + num_pages
+        if stop > len(self._list):
+            self._list = self.free_pages()
+            self._list.sort()
+            self._freed, self._next, stop = [], 0, num_pages
+        self.num_free -= num_pages
+        taken = self._list[self._next : stop]
+        self._next = stop
+        return taken if isinstance(taken, list) else list(taken)
+
+    def free(self, pages: Sequence[int]) -> None:
+        self._freed += pages
+        self.num_free += len(pages)
+        if self.num_free > self.num_pages:
+            raise RuntimeError(f"double free: {self.num_free} of {self.num_pages} pages are free")
+
+    def free_pages(self) -> list[int]:
+        """All free pages, in any order."""
+        return [*self._list[self._next :], *self._freed]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -74,8 +123,7 @@ class RadixCache:
         self.uses_whole_nodes = True
         """True: a match that ends inside a node counts as an access of the whole node, as in SGLang."""
         self.evicts_pages = False
-        """True: a leaf loses only as many of its last pages as are lacking, and a match does not count as an access, as
-        in vLLM."""
+        """True in a `BlockCache`: a leaf loses single pages, and a match does not count as an access."""
         self.evicts_by_recency = isinstance(eviction, LeastRecentlyUsed)
         self.num_evictable_pages = 0
         self.num_read_pages = 0
@@ -202,38 +250,6 @@ class RadixCache:
                 self._offer(step)
             step = step.parent
 
-    def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
-        """Notes that a lock's holder has its own copies of pages. The pages belong to the first nodes of the path after
-        `below`.
-        """
-        path = path_to(node)
-        start = 0
-        for step in path[path.index(below) + 1 if below.parent is not None else 0 :]:
-            if start == len(pages):
-                break
-            step.twins.append((holder, pages[start : start + len(step.pages)]))
-            step.num_twins += 1
-            start += len(step.pages)
-            if step.locks == step.num_twins:
-                self.num_evictable_pages += len(step.pages)
-                self._offer(step)
-
-    def drop_twins(self, node: Node, holder: object) -> None:
-        """Frees the copies of pages that a lock's holder has for nodes on the path to `node`."""
-        step: Node | None = node
-        while step is not None:
-            for twin in step.twins:
-                if twin[0] is holder:
-                    if step.locks == step.num_twins:
-                        self.num_evictable_pages -= len(step.pages)
-                        step.heap_serial = 0
-                    step.twins.remove(twin)
-                    step.num_twins -= 1
-                    if self._pool is not None:
-                        self._pool.free(twin[1])
-                    break
-            step = step.parent
-
     def add_reader(self, node: Node) -> None:
         """Notes that one more request reads the path to node in each decode step."""
         step: Node | None = node
@@ -270,52 +286,35 @@ class RadixCache:
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
         """Evicts leaves until num_pages pages are freed or all nodes are locked. Returns the number of freed pages.
-        With evicts_pages, the last leaf may lose only some of its pages. leaving: called with each leaf before its
-        eviction.
+        leaving: called with each leaf before its eviction.
         """
         freed = 0
         while freed < num_pages and self._heap:
             _, serial, node = heappop(self._heap)
             if serial != node.heap_serial:
                 continue
-            if self.evicts_pages and len(node.pages) > num_pages - freed:
-                self._cut(node, num_pages - freed)
-            if node.twins:
-                freed += self._replace(node)
-                continue
-            parent = node.parent
-            assert parent is not None
-            if leaving is not None:
-                leaving(node)
-            del parent.children[node.key]
-            node.parent, node.heap_serial = None, 0
-            if self._pool is not None:
-                self._pool.free(node.pages)
-            freed += len(node.pages)
-            self._offer(parent)
+            freed += self._evict_leaf(node, num_pages - freed, leaving)
         self.num_evictable_pages -= freed
         return freed
+
+    def _evict_leaf(self, node: Node, num_lacking: int, leaving: Callable[[Node], None] | None) -> int:
+        """Frees the pages of an evictable leaf, and returns their number. num_lacking: number of pages to free."""
+        parent = node.parent
+        assert parent is not None
+        if leaving is not None:
+            leaving(node)
+        del parent.children[node.key]
+        node.parent, node.heap_serial = None, 0
+        if self._pool is not None:
+            self._pool.free(node.pages)
+        self._offer(parent)
+        return len(node.pages)
 
     def next_access(self) -> int | None:
         """Number of the last access to the leaf that would be evicted next. None: no leaf is evictable."""
         while self._heap and self._heap[0][1] != self._heap[0][2].heap_serial:
             heappop(self._heap)
         return self._heap[0][2].last_access if self._heap else None
-
-    def _cut(self, node: Node, num_pages: int) -> None:
-        """Splits a node so that it keeps only its last num_pages pages. A new parent gets the node's first pages, which
-        can be evicted later.
-        """
-        self._offer(self.split(node, node.stop - num_pages * self.page_size))
-
-    def _replace(self, node: Node) -> int:
-        """Frees a node's pages, and gives the node the copies of its first twin. Returns the number of freed pages."""
-        if self._pool is not None:
-            self._pool.free(node.pages)
-        (_, node.pages), *node.twins = node.twins
-        node.num_twins -= 1
-        node.heap_serial = 0
-        return len(node.pages)
 
     def remove(self, node: Node) -> None:
         """Frees an unused node and all nodes below it."""

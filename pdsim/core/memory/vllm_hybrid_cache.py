@@ -16,8 +16,7 @@ from heapq import heappop, heappush
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.offload_cache import OffloadCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import Node, RadixCache, path_to
+from pdsim.core.memory.radix_cache import Node, PagePool, RadixCache, path_to
 from pdsim.policy.views import TokenSequence
 
 

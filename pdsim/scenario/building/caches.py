@@ -4,6 +4,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Any
 
+from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.hisparse_cache import DeviceBuffers, HiSparseCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher, PrefetchLimits
@@ -11,8 +12,7 @@ from pdsim.core.memory.hybrid_cache import HybridKvCache, StateLimits
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import OffloadCache
-from pdsim.core.memory.page_pool import PagePool
-from pdsim.core.memory.radix_cache import RadixCache
+from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.scenario.building.sizing import layout_of, num_host_pages, slots_of_request, state_rule, strategy_of
 from pdsim.scenario.schema import Scenario
@@ -40,7 +40,8 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     if settings.radix_cache:
         states = _state_limits(scenario, settings, role)
         has_drafts = scenario.num_draft_layers > 0 and states is None
-        tree = RadixCache(pool, page, deepcopy(settings.eviction), has_drafts=has_drafts)
+        make_tree = BlockCache if scenario.engine == "vllm" else RadixCache
+        tree = make_tree(pool, page, deepcopy(settings.eviction), has_drafts=has_drafts)
     rules = scenario.engine_rules
     counts_every_insert = rules.counts_every_insert
     if tree is not None and states is not None:
