@@ -1,8 +1,7 @@
 """Stages of requests, measured and simulated: python experiments/sglang-stamps-h200/stages.py
 
-Prints mean times of the stages of each load's requests, by the server's stamps and by three simulations; then what
-forwards took on an idle GPU and behind another forward, and what the prefill loop did in each of its iterations. Last
-come the loads of a second machine.
+Prints what forwards took on an idle GPU and behind another forward; then, for each machine, mean times of the stages
+of each load's requests, by the server's stamps and by simulations, and what the prefill loop did in its iterations.
 """
 
 from collections.abc import Sequence
@@ -25,24 +24,47 @@ from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import write_yaml
 
 HERE = Path(__file__).parent
-DATA = HERE / "data"
-SECOND = HERE / "second"
-"""Tables of a second machine, made as those of DATA."""
-LOADS = ("fp8_singles", "fp8_hi", "fp8_hi2", "bf16_hi")
 BF16 = ("weight_dtype=bf16", "prefill.pool_tokens=845568", "decode.pool_tokens=845568")
 ONE_CLIENT = "client={use: closed_loop, concurrency: 1}"
 USUAL_WAY = ("front_end=sglang_gateway", "network.message_latency=0.75 ms")
 """Front end and messages as in other studies of SGLang, without this server's single requests."""
-SECOND_LOADS = ("fp8_singles", "bf16_singles", "fp8_hi", "bf16_hi")
-SECOND_WAY = (
-    "network.message_latency=1.5 ms",
-    "front_end={kind: sglang_gateway, service_per_token: 1.77 us, latency_in: 2 ms, stall: 42.6 ms}",
+
+
+class Machine(NamedTuple):
+    """Loads of two GPUs of a host, with tables in a folder."""
+
+    data: Path
+    loads: tuple[str, ...]
+    knows: dict[str, str]
+    """What the simulations know, by key: the words of the page."""
+    parts: dict[str, tuple[str, float]]
+    """Parts of loads without their longest stalls: the side of a time in s."""
+    way: tuple[str, ...] = ()
+    """Changes for front end and messages by this machine's fp8_singles. None: those of scenario.yaml."""
+
+
+FIRST = Machine(
+    HERE / "data",
+    ("fp8_singles", "fp8_hi", "fp8_hi2", "bf16_hi"),
+    {
+        "sizes": "times of forwards",
+        "log": "and their ends",
+        "singles": "and the loop's times, idle",
+        "loop": "and the loop's times, busy",
+    },
+    # the HTTP process of the decode server stood still
+    {"fp8_hi2": ("until", 13.9)},
 )
-"""Front end and messages by fp8_singles of the second machine."""
-BEFORE_STALL_S = 13.9
-"""Requests of fp8_hi2 that were sent later met a decode server whose HTTP process stood still."""
-SECOND_PARTS = {"fp8_hi": ("from", 2.4), "bf16_hi": ("until", 21.8)}
-"""Parts of the second machine's loads without its longest stalls, in s."""
+SECOND = Machine(
+    HERE / "second",
+    ("fp8_singles", "bf16_singles", "fp8_hi", "bf16_hi"),
+    {"first": "the first machine's times", "singles": "its own times, idle", "loop": "its own times, busy"},
+    {"fp8_hi": ("from", 2.4), "bf16_hi": ("until", 21.8)},
+    (
+        "network.message_latency=1.5 ms",
+        "front_end={kind: sglang_gateway, service_per_token: 1.77 us, latency_in: 2 ms, stall: 42.6 ms}",
+    ),
+)
 IDLE_MS = 0.3
 LENGTHS = (300, 600, 900, 1300, 2000)
 STAGES = ("until the GPU begins", "forward", "until decode has its KV", "until the first token")
@@ -61,8 +83,8 @@ class Times(NamedTuple):
         return self.columns[f"{end}_ms"] - self.columns[f"{begin}_ms"]
 
 
-def table(name: str, data: Path = DATA) -> Times:
-    with open_gzip(data / f"{name}.csv.gz", "rt") as file:
+def table(name: str, machine: Machine = FIRST) -> Times:
+    with open_gzip(machine.data / f"{name}.csv.gz", "rt") as file:
         rows = list(DictReader(file))
     columns = {key: np.array([float(row[key] or "nan") for row in rows]) for key in rows[0]}
     if "arrival_s" in columns:
@@ -70,33 +92,35 @@ def table(name: str, data: Path = DATA) -> Times:
     return Times(columns)
 
 
-def measured(load: str, data: Path = DATA) -> Floats:
+def measured(load: str, machine: Machine = FIRST) -> Floats:
     """Stages of each request in ms: an array (stages, requests)."""
-    times = table(f"requests_{load}", data)
+    times = table(f"requests_{load}", machine)
     stamps = ("sent", "gpu_begin", "gpu_end", "d_kv", "first_token")
     return np.array([times(begin, end) for begin, end in pairwise(stamps)])
 
 
-def simulated(load: str, knows: str, data: Path = DATA) -> Floats:
-    """Stages of each request in ms: an array (stages, requests). knows: a key of KNOWN or SECOND_KNOWN."""
-    return stages_of(records(load, knows, data))
-
-
-def records(load: str, knows: str, data: Path = DATA) -> Sequence[RequestRecord]:
+def records(load: str, knows: str, machine: Machine = FIRST) -> Sequence[RequestRecord]:
+    """The simulated requests of a load. knows: a key of machine.knows."""
     dtype = load.partition("_")[0]
-    changes = [f"workload.path={data.name}/requests_{load}.csv.gz", *(BF16 if dtype == "bf16" else ())]
+    changes = [f"workload.path={machine.data.name}/requests_{load}.csv.gz", *(BF16 if dtype == "bf16" else ())]
     changes += [ONE_CLIENT] if load.endswith("singles") else []
-    source = DATA if knows == "first" else data
+    changes += USUAL_WAY if knows in ("sizes", "log") else () if knows == "first" else machine.way
     with TemporaryDirectory() as folder:
         path = Path(folder) / "profile.yaml"
-        names = (f"rows_{dtype}", *(("rows_host",) if knows in ("stamps", "first") else ()))
-        rows = [source / f"{name}.csv.gz" for name in names]
-        if knows == "sizes":
-            rows = [without_ends(rows[0], Path(folder))]
-        write_yaml(profile_of(calibrate(read_rows(rows)), load, ""), path)
-        changes += [f"cost={{profile: {path}}}", *(USUAL_WAY if knows in ("sizes", "log") else ())]
-        changes += SECOND_WAY if source == SECOND else ()
-        return simulate(load_scenario(HERE / "scenario.yaml", tuple(changes))).records.requests
+        made = calibrate(read_rows(rows_of(dtype, knows, machine, Path(folder))))
+        write_yaml(profile_of(made, load, ""), path)
+        scenario = load_scenario(HERE / "scenario.yaml", (*changes, f"cost={{profile: {path}}}"))
+        return simulate(scenario).records.requests
+
+
+def rows_of(dtype: str, knows: str, machine: Machine, folder: Path) -> list[Path]:
+    """Files with the rows to fit."""
+    data = (FIRST if knows == "first" else machine).data
+    forwards = data / f"rows_{dtype}.csv.gz"
+    if knows == "sizes":
+        return [without_ends(forwards, folder)]
+    loop = {"log": (), "singles": ("rows_host",)}.get(knows, (f"rows_loop_{dtype}",))
+    return [forwards, *(data / f"{name}.csv.gz" for name in loop)]
 
 
 def stages_of(requests: Sequence[RequestRecord]) -> Floats:
@@ -114,26 +138,27 @@ def without_ends(path: Path, folder: Path) -> Path:
     return folder / "rows.csv.gz"
 
 
-KNOWN = {"sizes": "times of forwards", "log": "and their ends", "stamps": "and the loop's times by `fp8_singles`"}
-"""What the simulations know, each with all before it."""
-SECOND_KNOWN = {"first": "the first machine's times", "stamps": "its own times"}
-
-
-def report_stages() -> None:
-    print(HEADER)
-    for load in LOADS:
-        sent_s = table(f"requests_{load}").columns["arrival_s"]
-        parts = {load: sent_s < np.inf}
-        if load == "fp8_hi2":
-            parts[f"{load}, until {BEFORE_STALL_S} s"] = sent_s < BEFORE_STALL_S
-        real = measured(load)
-        found = {name: simulated(load, knows) for knows, name in KNOWN.items()}
-        for part, chosen in parts.items():
+def report_stages(machine: Machine) -> None:
+    print(f"\n{HEADER}")
+    for load in machine.loads:
+        real = measured(load, machine)
+        found = {name: stages_of(records(load, knows, machine)) for knows, name in machine.knows.items()}
+        for part, chosen in parts_of(load, machine).items():
             times_ms = real[:, chosen].mean(axis=1)
             print(row(part, "measured", times_ms, ""))
             for name, stages in found.items():
                 means_ms = stages[:, chosen].mean(axis=1)
                 print(row("", name, means_ms, error(means_ms.sum(), times_ms.sum())))
+
+
+def parts_of(load: str, machine: Machine) -> dict[str, NDArray[np.bool_]]:
+    """Requests of a load and of its part without the longest stalls."""
+    sent_s = table(f"requests_{load}", machine).columns["arrival_s"]
+    parts = {load: sent_s < np.inf}
+    if load in machine.parts:
+        side, time_s = machine.parts[load]
+        parts[f"{load}, {side} {time_s} s"] = (sent_s < time_s) == (side == "until")
+    return parts
 
 
 def error(found: float, real: float) -> str:
@@ -146,7 +171,7 @@ def row(load: str, name: str, times_ms: Floats, miss: str) -> str:
 
 def report_forwards() -> None:
     print("\n| load | tokens | on an idle GPU | behind another forward |\n|---|---|---|---|")
-    for load in LOADS[1:]:
+    for load in FIRST.loads[1:]:
         times = table(f"forwards_{load}")
         columns, gpu_ms = times.columns, times("gpu_begin", "gpu_end")
         pauses_ms = np.append(np.inf, columns["gpu_begin_ms"][1:] - columns["gpu_end_ms"][:-1])
@@ -159,55 +184,38 @@ def report_forwards() -> None:
             print(f"| {load} | {low + 1:,} to {high:,} | {' | '.join(cells)} |")
 
 
-def report_loop(loads: Sequence[str] = LOADS, data: Path = DATA) -> None:
-    print(f"\n| | {' | '.join(loads)} |\n|---|{'---|' * len(loads)}")
-    forwards = {load: table(f"forwards_{load}", data) for load in loads}
+def report_loop(machine: Machine) -> None:
+    print(f"\n| | {' | '.join(machine.loads)} |\n|---|{'---|' * len(machine.loads)}")
+    forwards = {load: table(f"forwards_{load}", machine) for load in machine.loads}
     for name, begin, end in (
-        ("from the choice to the launch", "chosen", "launch"),
+        ("messages and choice, until the launch", "look", "launch"),
         ("launch", "launch", "launched"),
         ("result and sends", "result", "sent"),
         ("looks at transfers", "sent", "looked"),
     ):
-        print(f"| {name} | {' | '.join(f'{np.nanmean(forwards[load](begin, end)):.1f}' for load in loads)} |")
-    prompts = (f"{fmean(forwards[load].columns['prompts']):.1f}" for load in loads)
+        print(f"| {name} | {' | '.join(f'{np.nanmean(times(begin, end)):.1f}' for times in forwards.values())} |")
+    waits_ms = (times.columns["result_ms"][:-1] - times.columns["launched_ms"][1:] for times in forwards.values())
+    shares = (f"{100 * np.mean(one < 1):.0f} %" for one in waits_ms)
+    print(f"| iterations that do not wait for the GPU | {' | '.join(shares)} |")
+    prompts = (f"{fmean(times.columns['prompts']):.1f}" for times in forwards.values())
     print(f"| prompts of a forward | {' | '.join(prompts)} |")
 
 
-def report_second() -> None:
-    print(f"\n{HEADER}")
-    found = {
-        load: {name: records(load, knows, SECOND) for knows, name in SECOND_KNOWN.items()} for load in SECOND_LOADS
-    }
-    for load, simulations in found.items():
-        real = measured(load, SECOND)
-        for part, chosen in parts_of_second(load).items():
-            times_ms = real[:, chosen].mean(axis=1)
-            print(row(part, "measured", times_ms, ""))
-            for name, requests in simulations.items():
-                means_ms = stages_of(requests)[:, chosen].mean(axis=1)
-                print(row("", name, means_ms, error(means_ms.sum(), times_ms.sum())))
+def report_speed(machine: Machine) -> None:
     print("\n| load | | TPOT | | output tokens/s | |\n|---|---|---|---|---|---|")
-    for load in SECOND_PARTS:
-        tpot_ms, speed = measured_speed(load)
+    for load in machine.loads:
+        if load.endswith("singles"):
+            continue
+        tpot_ms, speed = measured_speed(load, machine)
         print(f"| {load} | measured | {tpot_ms:.2f} ms | | {speed:,.0f} | |")
-        for name, requests in found[load].items():
-            own_ms, own = simulated_speed(requests)
+        for knows, name in machine.knows.items():
+            own_ms, own = simulated_speed(records(load, knows, machine))
             print(f"| | {name} | {own_ms:.2f} ms | {error(own_ms, tpot_ms)} | {own:,.0f} | {error(own, speed)} |")
 
 
-def parts_of_second(load: str) -> dict[str, NDArray[np.bool_]]:
-    """Requests of a load and of its part without the longest stalls."""
-    sent_s = table(f"requests_{load}", SECOND).columns["arrival_s"]
-    parts = {load: sent_s < np.inf}
-    if load in SECOND_PARTS:
-        side, time_s = SECOND_PARTS[load]
-        parts[f"{load}, {side} {time_s} s"] = (sent_s < time_s) == (side == "until")
-    return parts
-
-
-def measured_speed(load: str) -> tuple[float, float]:
-    """Mean TPOT in ms, and output tokens/s, of a load of the second machine."""
-    times = table(f"requests_{load}", SECOND)
+def measured_speed(load: str, machine: Machine) -> tuple[float, float]:
+    """Mean TPOT in ms, and output tokens/s."""
+    times = table(f"requests_{load}", machine)
     tokens = times.columns["out_tokens"]
     span_ms = times.columns["end_ms"].max() - times.columns["sent_ms"].min()
     return float(np.mean(times("first_token", "end") / (tokens - 1))), 1e3 * tokens.sum() / span_ms
@@ -221,8 +229,8 @@ def simulated_speed(requests: Sequence[RequestRecord]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    report_stages()
     report_forwards()
-    report_loop()
-    report_second()
-    report_loop(SECOND_LOADS, SECOND)
+    for machine in (FIRST, SECOND):
+        report_stages(machine)
+        report_loop(machine)
+    report_speed(SECOND)
