@@ -773,11 +773,13 @@ class HiSparseStep(DecodeStep):
     those of one step.
     """
 
-    num_loaded_tokens: int
-    """Number of tokens to copy to the GPU for requests in `joined`."""
+    num_filled_tokens: int
+    """Number of tokens to copy to the GPU before the step, for requests in `joined` whose KV fits their buffers."""
+    num_first_requests: int
+    """Number of requests in `joined` whose KV does not fit their buffers. All tokens that attention chooses are
+    missing."""
     num_long_requests: int
-    """Number of other requests whose KV does not fit their buffers. Tokens that attention chooses may be missing
-    there."""
+    """Number of other requests whose KV does not fit their buffers. Some of the chosen tokens may be missing."""
     num_saved_tokens: int
     """Number of tokens to copy to host memory."""
 

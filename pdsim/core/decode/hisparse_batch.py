@@ -25,12 +25,13 @@ class HiSparseBatch(RunningBatch[RequestT]):
 
     def step(self, ask_again_steps: int) -> HiSparseStep:
         buffers, first = self._hisparse.buffers, frozenset(self._joined)
-        num_loaded = num_long = 0
+        num_filled = num_first = num_long = 0
         num_steps = 1 if first else ask_again_steps
         for request in self.requests():
             num_tokens = request.num_kv_tokens
             if request.request_id in first:
-                num_loaded += num_tokens if num_tokens <= buffers.buffer_tokens else buffers.chosen_tokens
+                fits = num_tokens <= buffers.buffer_tokens
+                num_filled, num_first = num_filled + fits * num_tokens, num_first + (not fits)
             elif num_tokens < buffers.buffer_tokens:
                 num_steps = min(num_steps, buffers.buffer_tokens - num_tokens)
             else:
@@ -44,7 +45,8 @@ class HiSparseBatch(RunningBatch[RequestT]):
             step.num_context_tokens,
             step.num_distinct_tokens,
             step.max_steps,
-            num_loaded_tokens=num_loaded,
+            num_filled_tokens=num_filled,
+            num_first_requests=num_first,
             num_long_requests=num_long,
             num_saved_tokens=step.num_requests - len(first),
         )

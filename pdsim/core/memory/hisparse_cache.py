@@ -27,13 +27,12 @@ class BufferedLease(Lease):
 class DeviceBuffers:
     """The GPU pages of one instance. Only their number matters: no transfer writes into them."""
 
-    def __init__(self, num_pages: int, page_size: int, *, buffer_tokens: int, chosen_tokens: int) -> None:
+    def __init__(self, num_pages: int, page_size: int, buffer_tokens: int) -> None:
         """buffer_tokens: tokens of a whole buffer without the page for the newest token (device_buffer_size), a
-        multiple of page_size. chosen_tokens: maximum number of tokens that attention chooses in a step (top_k).
+        multiple of page_size.
         """
         self.num_pages = self.num_free = num_pages
         self.buffer_tokens = buffer_tokens
-        self.chosen_tokens = chosen_tokens
         self.pages_per_buffer = buffer_tokens // page_size + 1
 
     def num_needed(self, num_kv_pages: int) -> int:

@@ -16,7 +16,7 @@ from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.scenario.building.sizing import layout_of, num_host_pages, slots_of_request, state_rule, strategy_of
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sections.servers import DecodeSettings, HiSparseSettings, ServerSettings
+from pdsim.scenario.sections.servers import DecodeSettings, ServerSettings
 from pdsim.system import memory
 from pdsim.system.states import CACHED_SLOTS, TRACK_TOKENS, grid_tokens, interval_tokens
 
@@ -35,7 +35,9 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
     page = scenario.page_tokens(role)
     pool = PagePool(settings.capacity_tokens // page)
     if isinstance(settings, DecodeSettings) and settings.hisparse is not None:
-        return _hisparse_cache(scenario, settings, settings.hisparse, pool)
+        assert settings.hisparse.device_buffer_tokens is not None
+        buffers = DeviceBuffers(settings.pool_tokens // page, page, settings.hisparse.device_buffer_tokens)
+        return HiSparseCache(pool, page, buffers)
     tree = states = None
     if settings.radix_cache:
         states = _state_limits(scenario, settings, role)
@@ -77,16 +79,6 @@ def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = Fa
         )
         prefetcher = Prefetcher(host, page, limits)
     return make(host=host, prefetcher=prefetcher)
-
-
-def _hisparse_cache(
-    scenario: Scenario, decode: DecodeSettings, hisparse: HiSparseSettings, pool: PagePool
-) -> HiSparseCache:
-    assert decode.pool_tokens is not None, "the scenario is not resolved"
-    assert hisparse.device_buffer_tokens is not None
-    page, chosen = scenario.page_size, layout_of(scenario, "decode").model.attention.window_tokens
-    sizes = {"buffer_tokens": hisparse.device_buffer_tokens, "chosen_tokens": chosen}
-    return HiSparseCache(pool, page, DeviceBuffers(decode.pool_tokens // page, page, **sizes))
 
 
 def stored_page_tokens(scenario: Scenario) -> int:

@@ -241,8 +241,10 @@ def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
         raise ConfigError(f"network.transport: {engine.name} ends in GPU memory, and decode.hisparse in host memory")
     layout, copies = layout_of(scenario, role), copies_over_host_link(scenario, role)
     return SwapCosts(
+        num_layers=layout.model.attention.num_layers,
         token_bytes=layout.read_token_bytes,
-        missed_tokens=hisparse.miss_rate * layout.model.attention.window_tokens,
+        chosen_tokens=layout.model.attention.window_tokens,
+        miss_rate=hisparse.miss_rate,
         load_bandwidth=copies.load_bandwidth,
         save_bandwidth=copies.save_bandwidth,
     )
