@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -225,8 +226,12 @@ def _runs(pages: Sequence[int]) -> Iterator[tuple[slice, slice]]:
 
 
 def _pin(memory: Tensor) -> None:
-    """Pins exactly the bytes of this memory. torch's own pinning would allocate up to the next power of two."""
-    torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    """Pins exactly the bytes of this memory, until it is freed. torch's own pinning would allocate up to the next power
+    of two.
+    """
+    cuda, address = torch.cuda.cudart(), memory.data_ptr()
+    torch.cuda.check_error(cuda.cudaHostRegister(address, memory.nbytes, 0))
+    finalize(memory, cuda.cudaHostUnregister, address).atexit = False
 
 
 _LARGEST_E4M3 = 448.0
