@@ -40,7 +40,9 @@ class Request:
     num_taken_before: int = 0
     """Total number of prompt tokens that the instance had computed when the request joined the queue."""
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips of the prompt that the instance must encode, in the prompt's order."""
+    """Images and audio clips of the prompt that the instance must encode or read, in the prompt's order."""
+    encode_ids: tuple[str, ...] = ()
+    """Encode instance from which each item of `media` is read. Empty: the instance encodes the items itself."""
 
     @property
     def num_tokens(self) -> int:

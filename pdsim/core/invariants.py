@@ -12,6 +12,7 @@ from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.core.encode.encoding_proxy import EncodingProxy
 from pdsim.core.memory.hisparse_cache import BufferedLease, HiSparseCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
@@ -24,6 +25,7 @@ from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.routing.router import Router
 from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
+from pdsim.core.vllm.vllm_encode_instance import VllmEncodeInstance
 
 AnyInstance = PrefillInstance | DecodeInstance | AggregatedInstance
 
@@ -73,9 +75,9 @@ def check_all_idle(machines: Iterable[Any]) -> None:
         elif isinstance(machine, Receiver):
             _require(not machine.held, "LEAK-5", "requests in a receiver", machine.held, machine.instance_id)
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
-        elif isinstance(machine, EncodeInstance):
+        elif isinstance(machine, EncodeInstance | VllmEncodeInstance):
             _require(not machine.waiting_for(), "LEAK-8", "media in an encode instance", machine.waiting, machine)
-        elif isinstance(machine, EmbeddingReceiver):
+        elif isinstance(machine, EmbeddingReceiver | EncodingProxy):
             _require(not machine.waiting, "LEAK-8", "requests without embeddings", machine.waiting, machine.instance_id)
         elif isinstance(machine, Router):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)

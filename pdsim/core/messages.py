@@ -60,6 +60,8 @@ class NewRequest:
     """Images and audio clips of the prompt that encode instances or vLLM's servers are to encode. Empty: there are
     none, all embeddings have arrived, or an SGLang server encodes them itself.
     """
+    encode_ids: tuple[str, ...] = ()
+    """With vLLM: encode instance that has encoded each item of `media`. Empty: none has."""
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -92,10 +94,38 @@ class EncodeMedia:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsArrived:
-    """Transport to language server: the embeddings of this part have arrived on all its ranks."""
+    """Transport to language server: the embeddings of this part have arrived on all its ranks. With vLLM: those of one
+    item have arrived in its host memory, and `part` is the item's place in the request's media.
+    """
 
     request_id: int
     part: int
+
+
+@dataclass(frozen=True, slots=True)
+class MediaEncoded:
+    """vLLM's encode instance to proxy: this part is encoded."""
+
+    request_id: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskEmbeddings:
+    """vLLM's language server to encode instance: may the embeddings of an item be read?"""
+
+    request_id: int
+    item: int
+    """Place of the item in the request's media."""
+    language_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsGranted:
+    """vLLM's encode instance to language server: the embeddings of an item may be read."""
+
+    request_id: int
+    item: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -622,7 +652,7 @@ Outcome = PrefillDone | Finished | Failed
 RequestMessage = Arrival | NewRequest | KvGranted | PromptComputed | KvArrived | KvSent | FirstToken | PutOut | Outcome
 CopyMessage = LoadedBack | Offloaded | Prefetched | KvOffered | KvWanted | KvReturned
 TransferMessage = TransferUnit | UnitSent | LayersComputed | StopSending | TransferFailed | TransferLost
-EncodeMessage = EncodeMedia | EmbeddingsArrived
+EncodeMessage = EncodeMedia | EmbeddingsArrived | MediaEncoded | AskEmbeddings | EmbeddingsGranted
 StagingMessage = AskStaging | StagingLent | StagingWatermark | CellWritten | CellScattered | FreeCells
 FaultMessage = Abort | Cancel | KvLost | Heartbeat | PeerDown | PeerUp
 ScalingMessage = ClusterSeen | MetricsSeen | Serve | Drain
@@ -683,14 +713,16 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class SendEmbeddings:
-    """Send the embeddings of a part to each rank of a language server."""
+    """Send the embeddings of a part to each rank of a language server. With vLLM: read those of an item into a server's
+    host memory; `part` is the item's place in the request's media.
+    """
 
     request_id: int
     part: int
     source: str
     target: str
     num_bytes: int
-    """Bytes that each rank of the target gets."""
+    """Bytes that each rank of the target gets, or its host memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -734,7 +766,7 @@ class PrefillStep:
     """Number of tokens of running requests that the forward also computes."""
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips that the instance encodes before the forward. Only vLLM's instances choose them; SGLang's
-    servers encode what the chunks need."""
+    servers encode what the chunks need. Beside vLLM's encode instances: items that the step loads."""
 
     @property
     def num_tokens(self) -> int:
@@ -794,7 +826,9 @@ class MixedStep:
 
 @dataclass(frozen=True, slots=True)
 class EncodeStep:
-    """Encode the media of these parts in one forward of an encode instance. All parts have the same modality."""
+    """Encode the media of these parts in one forward of an encode instance. With SGLang, all parts have the same
+    modality; with vLLM, each part has only the items that this step encodes.
+    """
 
     step_id: int
     parts: tuple[EncodeMedia, ...]

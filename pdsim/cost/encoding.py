@@ -37,16 +37,30 @@ class EncoderTimes:
         return max(1, round(self._factor * max(work_ns, self._launch_ns)))
 
 
+class EmbeddingLoads:
+    """Times of loads of embeddings from host memory to each GPU of a vLLM server. The forward waits for them (0.33.0,
+    ec_connector/cpu/worker/__init__.py, start_load_caches).
+    """
+
+    def __init__(self, embedding_bytes: int, bandwidth: float) -> None:
+        """embedding_bytes: bytes of the embeddings of one token. bandwidth: bytes per second of one GPU's link."""
+        self._token_ns = 1e9 * embedding_bytes / bandwidth
+
+    def ns(self, item_tokens: Sequence[int]) -> int:
+        """Duration in ns of loading items with these numbers of tokens."""
+        return round(sum(item_tokens) * self._token_ns)
+
+
 @dataclass(kw_only=True)
 class EncodingStepTimes(StepTimes):
     """Step times of a server that encodes images and audio clips itself, within the forward that computes their tokens.
 
     A forward encodes its items in one call for each modality (vLLM 0.33.0: multimodal/utils.py:291,
-    group_and_batch_mm_kwargs).
+    group_and_batch_mm_kwargs). Beside vLLM's encode instances, a forward loads the embeddings instead.
     """
 
-    encoders: Mapping[str, EncoderTimes]
-    """Times of the model's encoders, by modality."""
+    encoders: Mapping[str, EncoderTimes | EmbeddingLoads]
+    """Times of the model's encoders or of loads, by modality."""
     own: OwnMedia | None
     """Choice of the items that a forward encodes. None: the step names them."""
 

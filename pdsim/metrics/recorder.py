@@ -130,6 +130,12 @@ class Recorder:
         record.encode_id = encode_id
         record.encode_start_ns, record.encode_end_ns, record.embeddings_ns = start_ns, end_ns, now_ns
 
+    def on_embeddings_read(self, request_id: int, now_ns: int) -> None:
+        """Records that a server which waits with a prompt has read embeddings (vLLM)."""
+        record = self._requests[request_id]
+        if record.prefill_start_ns is None:
+            record.embeddings_ns = now_ns
+
     def on_encoded(self, record: StepRecord) -> None:
         """Records a forward of an encode instance."""
         self.records.steps.append(record)

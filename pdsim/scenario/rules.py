@@ -243,8 +243,9 @@ def _of_encoding(scenario: "Scenario") -> str:
     """Says what pdsim does not model beside encode instances. Empty: nothing."""
     if scenario.encode is None:
         return ""
-    if scenario.engine == "vllm":
-        return "encode: pdsim does not model vLLM's encoder instances (--ec-transfer-config); leave it out"
+    is_vllm = scenario.engine == "vllm"
+    if is_vllm and (wrong := scenario.encode.wrong_for_vllm()):
+        return wrong
     if scenario.engine_version == "0.5.12":
         return "encode: pdsim follows SGLang 0.5.23's rules of encode instances only; leave engine_version out"
     prefill, decode = scenario.prefill, scenario.decode
@@ -258,7 +259,9 @@ def _of_encoding(scenario: "Scenario") -> str:
         "faults": bool(scenario.faults),
         "health": scenario.health is not None,
     }
-    beside |= {f"{role}.dp": role != "decode" and servers.dp > 1 for role, servers in scenario.roles.items()}
+    for role, servers in scenario.roles.items():
+        beside[f"{role}.dp"] = role != "decode" and servers.dp > 1
+        beside[f"{role}.host_cache"] = is_vllm and role != "decode" and servers.host_cache is not None
     return _not_modelled("encode", beside)
 
 

@@ -33,7 +33,7 @@ from pdsim.sim.instances.lockstep import Lockstep, Rank
 from pdsim.sim.instances.stages import MicroBatchExecutor
 from pdsim.sim.instances.turns import StagedRank, Turns
 from pdsim.sim.links.cache_copies import CacheCopies, Storage, StorageClient
-from pdsim.sim.links.embeddings import EmbeddingMoves
+from pdsim.sim.links.embeddings import EmbeddingMoves, EmbeddingReads
 from pdsim.sim.links.host_exchange import ServerNics
 from pdsim.sim.links.network import Flows, Transfers
 from pdsim.sim.lives import Lives
@@ -129,7 +129,11 @@ class Simulation(Bus):
     def _encode_drivers(self) -> dict[str, EncodeActor]:
         if (encoding := self.cluster.encoding) is None:
             return {}
-        moves = EmbeddingMoves(self, encoding, self._flows)
+        if self.cluster.scenario.engine == "vllm":
+            moves: EmbeddingMoves = (reads := EmbeddingReads(self, encoding, self._flows))
+            self.commands[m.SendEmbeddings] = reads.read
+        else:
+            moves = EmbeddingMoves(self, encoding, self._flows)
         found = {}
         for number, instance in enumerate(encoding.instances, start=len(self.order)):
             order = EventPriority(CHOICES + number)

@@ -238,7 +238,6 @@ def test_images_in_the_prefix_cache_are_not_encoded_by_the_server_itself():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"engine": "vllm"}, "does not model vLLM's encoder instances"),
         ({"engine_version": "0.5.12"}, "0.5.23's rules of encode instances only"),
         ({"aggregated__dp": 2, "aggregated__tp": 2}, "encode beside aggregated.dp"),
         ({"faults": [{"kill": "aggregated-0", "at": "1 s"}]}, "encode beside faults"),

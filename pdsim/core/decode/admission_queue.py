@@ -36,6 +36,7 @@ def decode_request(new: NewRequest) -> DecodeRequest:
         len(new.prompt),
         new.priority,
         media=new.media,
+        encode_ids=new.encode_ids,
         max_output_tokens=new.max_output_tokens,
         prefill_id=new.prefill_id,
     )

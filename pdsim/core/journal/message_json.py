@@ -27,7 +27,7 @@ FIELDS: dict[Any, list[str]] = {
 }
 """Names of the fields of each type in TYPES."""
 
-LATER = {messages.Arrival: 5, messages.NewRequest: 2, messages.PrefillStep: 2, messages.PeerDown: 1}
+LATER = {messages.Arrival: 5, messages.NewRequest: 3, messages.PrefillStep: 2, messages.PeerDown: 1}
 """For each type of message: number of its last fields that older journals lack. Such a field is not written if it has
 its default value.
 """

@@ -265,6 +265,7 @@ class PrefillInstance:
             num_tokens,
             new.priority,
             media=new.media,
+            encode_ids=new.encode_ids,
             decode_id=new.decode_id,
             has_fixed_output=new.ignores_eos,
         )

@@ -7,8 +7,9 @@ from pdsim.core.memory.chunk_cache import ChunkCache
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.kvbm_cache import KvbmCache
 from pdsim.core.memory.offload_cache import MUST_WAIT, OffloadCache
-from pdsim.core.messages import PrefillChunk
+from pdsim.core.messages import Command, PrefillChunk
 from pdsim.core.prefill.forward_builder import UNLIMITED, Forward, ForwardBuilder, RequestT
+from pdsim.core.vllm.embedding_reads import EmbeddingReads
 from pdsim.core.vllm.encoder_cache import EncoderCache, MediaChoice
 from pdsim.dataclass import dataclass
 from pdsim.policy.prefill import FirstComeFirstServed, HighestPriorityFirst, LongestOutputFirst
@@ -52,7 +53,10 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     A chunk ends before an image or audio clip that cannot be encoded now, because the encoder cache has no room.
     """
 
-    def __init__(self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget) -> None:
+    def __init__(
+        self, *, cache: KvCache, policy: PrefillPolicy, budget: TokenBudget, reads: EmbeddingReads | None = None
+    ) -> None:
+        """reads: reads embeddings from encode instances. None: the server encodes images and audio clips itself."""
         super().__init__(cache=cache, policy=policy, chunk_tokens=budget.step_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
         self.is_held = False
@@ -66,6 +70,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._lacks_embeddings = False
         """True: no token of the last prompt could be computed, because its next image cannot be encoded now."""
         self._encoder = EncoderCache(budget.encoder_tokens, splits_items=budget.splits_media)
+        self.reads = reads
         self._partials: dict[int, RequestT] = {}
         """Begun prompts that steps have not taken completely yet, in the order in which they began."""
         self._loading: dict[int, RequestT] = {}
@@ -113,6 +118,10 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def loads(self) -> list[RequestT]:
         """Prompts that hold pages for KV from host memory, and whose tokens no step has taken."""
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
+
+    def take_reads(self) -> list[Command]:
+        """Returns what the last step decided about reads of embeddings."""
+        return [] if self.reads is None else self.reads.take_commands()
 
     def withdraw(self, request_id: int) -> RequestT | None:
         self._preempted.discard(request_id)
@@ -164,6 +173,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
         self._encoder.begin_step()
+        if self.reads is not None:
+            self.reads.poll()
         forward = super().fill(now_ns, num_slots, reserved_tokens=reserved_tokens, num_decode_tokens=num_decode_tokens)
         forward.media = self._encoder.chosen
         if self._cache.chunks is not None:
@@ -308,6 +319,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         if request is None or forward.num_slots <= 0 or pick.request_id in self.begun:
             return super()._take(pick, forward)
         if chunks is not None and chunks.must_wait(pick.request_id, request.prompt):
+            return None
+        if self.reads is not None and self.reads.must_wait(request, self.num_cached_tokens(request)):
             return None
         if offload is None:
             return super()._take(pick, forward)

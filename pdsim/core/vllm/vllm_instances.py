@@ -33,6 +33,7 @@ from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
 from pdsim.core.transfer.send_planner import PrefillRequest, SendPlanner
+from pdsim.core.vllm.embedding_reads import EmbeddingReads
 from pdsim.core.vllm.kv_leases import NIXL, KvLeases, LeaseTimes
 from pdsim.core.vllm.prefill_cadence import PrefillCadence
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder
@@ -42,7 +43,9 @@ from pdsim.policy.views import TokenSequence
 
 
 def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], cache: KvCache) -> bool:
-    """Handles a message that a copy from or to host memory has ended. Returns False for all other messages."""
+    """Handles a message about copies from or to host memory, or about embeddings. Returns False for other messages."""
+    if builder.reads is not None and builder.reads.on_message(message):
+        return True
     if cache.chunks is not None and isinstance(message, m.Prefetched):
         cache.chunks.on_prefetched(message)
     elif cache.offload is not None and isinstance(message, m.LoadedBack):
@@ -69,12 +72,15 @@ class VllmPrefillInstance(PrefillInstance):
         budget: TokenBudget,
         hold_timeout_ns: int | None,
         lease: LeaseTimes = NIXL,
+        reads: EmbeddingReads | None = None,
     ) -> None:
         """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit. lease:
-        how long prefill keeps the KV of a request whose decode instance has died.
+        how long prefill keeps the KV of a request whose decode instance has died. reads: reads embeddings from encode
+        instances.
         """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
-        self._builder = self._prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget)
+        prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget, reads=reads)
+        self._builder = self._prompts = prompts
         cache.evict_as_vllm()
         self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
         self._leases = KvLeases(instance_id, lease)
@@ -97,7 +103,7 @@ class VllmPrefillInstance(PrefillInstance):
         for request_id in self._leases.expired(now_ns):
             expired += self._give_up(request_id)
         step, commands = super().next_step(now_ns)
-        return step, [*self.cache.take_connector_copies(), *expired, *commands]
+        return step, [*self.cache.take_connector_copies(), *self._prompts.take_reads(), *expired, *commands]
 
     def holding(self) -> list[PrefillRequest | Returning]:
         return [*super().holding(), *self._prompts.loads]
@@ -164,8 +170,9 @@ class VllmDecodeInstance(DecodeInstance):
         preemption_policy: PreemptionPolicy,
         policy: PrefillPolicy | None = None,
         giver: KvGiver | None = None,
+        reads: EmbeddingReads | None = None,
     ) -> None:
-        """policy: picks prompts that this instance computes itself. None: first come, first served."""
+        """policy, reads: of prompts that this instance computes itself. No policy: first come, first served."""
         super().__init__(
             instance_id,
             cache=cache,
@@ -175,7 +182,7 @@ class VllmDecodeInstance(DecodeInstance):
             giver=giver,
         )
         self._builder: VllmForwardBuilder[DecodeRequest] = VllmForwardBuilder(
-            cache=cache, policy=FirstComeFirstServed() if policy is None else policy, budget=budget
+            cache=cache, policy=FirstComeFirstServed() if policy is None else policy, budget=budget, reads=reads
         )
         cache.evict_as_vllm()
         self._max_transferring = FOREVER
@@ -402,7 +409,7 @@ class VllmDecodeInstance(DecodeInstance):
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
         forward = self._builder.fill(now_ns, num_slots, num_decode_tokens=num_decode_tokens)
-        commands += self.cache.take_connector_copies()
+        commands += [*self.cache.take_connector_copies(), *self._builder.take_reads()]
         if not self._preempts:
             self._cadence.on_filled(self._builder.num_ready)
         for chunk in forward.chunks:

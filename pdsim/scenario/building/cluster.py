@@ -5,12 +5,9 @@ I/O.
 from collections.abc import Mapping, Sequence
 
 from pdsim.core.autoscaler import Autoscaler
-from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.routing.router import Router
-from pdsim.core.transfer.receiver import Receiver
-from pdsim.core.transfer.sender import Sender
 from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.kernels import is_blackwell
 from pdsim.cost.step_times import (
@@ -30,6 +27,7 @@ from pdsim.scenario.building import wiring
 from pdsim.scenario.building.cost_models import decode_model, draft_times, prefill_model
 from pdsim.scenario.building.encoding import Encoding, encoding, with_own_media
 from pdsim.scenario.building.machines import (
+    Agent,
     build_agents,
     build_autoscaler,
     build_instances,
@@ -57,7 +55,7 @@ class Cluster:
     scenario: Scenario
     """The resolved scenario, with all defaults filled in."""
     instances: Sequence[AnyInstance]
-    agents: Sequence[Sender | Receiver | EmbeddingReceiver]
+    agents: Sequence[Agent]
     encoding: Encoding | None
     """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
     router: Router

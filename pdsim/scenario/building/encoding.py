@@ -7,11 +7,13 @@ from pdsim.core.encode.embedding_cache import EmbeddingCache
 from pdsim.core.encode.encode_instance import EncodeInstance
 from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.encode.own_media import OwnMedia
-from pdsim.cost.encoding import EncoderTimes, EncodingStepTimes
+from pdsim.core.vllm.embedding_reads import EmbeddingReads
+from pdsim.core.vllm.vllm_encode_instance import VllmEncodeInstance
+from pdsim.cost.encoding import EmbeddingLoads, EncoderTimes, EncodingStepTimes
 from pdsim.cost.step_times import StepTimes
 from pdsim.dataclass import dataclass
 from pdsim.scenario.building.sizing import encode_ids, layout_of, roles
-from pdsim.scenario.building.wiring import link_bandwidth, placed, transport_of
+from pdsim.scenario.building.wiring import copies_over_host_link, link_bandwidth, placed, transport_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.encoding import EncodeSettings
 from pdsim.scenario.sections.servers import ComputingSettings
@@ -32,7 +34,7 @@ SGLANG_VLM_CACHE_SIZE_MB). SGLang takes 0 for Qwen3-VL on Hopper GPUs with large
 class Encoding:
     """Encode instances, and how their embeddings reach the servers that compute prompts."""
 
-    instances: Sequence[EncodeInstance]
+    instances: Sequence[EncodeInstance | VllmEncodeInstance]
     times: Mapping[str, EncoderTimes]
     transport: Transport
     topology: Topology
@@ -54,10 +56,13 @@ def encoding(scenario: Scenario) -> Encoding | None:
     )
 
 
-def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
+def encode_instances(scenario: Scenario) -> list[EncodeInstance | VllmEncodeInstance]:
     """New encode instances. Empty: the cluster has none."""
     if (settings := scenario.encode) is None:
         return []
+    if scenario.engine == "vllm":
+        sizes = {"step_tokens": settings.step_tokens, "encoder_tokens": _encoder_tokens(scenario, settings.step_tokens)}
+        return [VllmEncodeInstance(name, **sizes) for name in encode_ids(scenario)]
     return [
         EncodeInstance(
             name,
@@ -67,6 +72,13 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance]:
         )
         for name in encode_ids(scenario)
     ]
+
+
+def embedding_reads(scenario: Scenario, language_id: str) -> EmbeddingReads | None:
+    """Reads of a vLLM server from encode instances. None: there are none."""
+    if scenario.encode is None or language_id not in language_ids(scenario):
+        return None
+    return EmbeddingReads(language_id, _embedding_bytes(_encoders(scenario)))
 
 
 def language_ids(scenario: Scenario) -> list[str]:
@@ -84,21 +96,28 @@ def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
 
 
 def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
-    """Maximum number of tokens of items in a vLLM server's encoder cache: the tokens of a step, but at least those of
-    the largest image (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder.
+    """Maximum number of tokens of items in a vLLM server's encoder cache. 0: the model has no encoder.
+
     Raises ConfigError if vLLM does not start, because the largest image exceeds a step and images may not be split.
+    """
+    found, step = _encoder_tokens(scenario, settings.rank_chunk_tokens), settings.rank_chunk_tokens
+    if not settings.chunked_media and found > (step or found):
+        raise ConfigError(
+            f"chunked_media: false: vLLM does not start if the model's largest image of {found} tokens exceeds a "
+            f"step (0.33.0, v1/core/encoder_cache_manager.py:363): raise chunked_prefill_tokens to {found} or more"
+        )
+    return found
+
+
+def _encoder_tokens(scenario: Scenario, step_tokens: int) -> int:
+    """Size in tokens of an encoder cache: the tokens of a step, but at least those of the largest image (vLLM 0.33.0,
+    v1/core/encoder_cache_manager.py:376).
     """
     model = load_model(scenario.model)
     if not model.encoders:
         return 0
     largest = 0 if model.encoder is None else model.encoder.max_image_tokens
-    step = settings.rank_chunk_tokens or model.max_context_tokens
-    if not settings.chunked_media and largest > step:
-        raise ConfigError(
-            f"chunked_media: false: vLLM does not start if the model's largest image of {largest} tokens exceeds a "
-            f"step (0.33.0, v1/core/encoder_cache_manager.py:363): raise chunked_prefill_tokens to {largest} or more"
-        )
-    return max(step, largest)
+    return max(step_tokens or model.max_context_tokens, largest)
 
 
 def _encoders(scenario: Scenario) -> Mapping[str, Encoder]:
@@ -130,7 +149,8 @@ def _gpu(settings: EncodeSettings) -> GpuSpec:
 
 def _topology(scenario: Scenario, engine: Transport) -> Topology:
     """Links from encode instances to the servers that compute prompts. Each rank of such a server asks for all
-    embeddings of a request, and gets them (SGLang 0.5.23, disaggregation/encoder/receiver.py:2352: receive_count).
+    embeddings of a request, and gets them (SGLang 0.5.23, disaggregation/encoder/receiver.py:2352: receive_count). The
+    ranks of a vLLM server share one copy in host memory (0.33.0, ec_connector/cpu/common.py: create_ec_shared_region).
     """
     network, first_gpus = scenario.network, placed(scenario)
     assert scenario.encode is not None
@@ -138,9 +158,10 @@ def _topology(scenario: Scenario, engine: Transport) -> Topology:
     capacity: dict[str, float] = {}
     ways: dict[str, dict[str, Path]] = {"out": {}, "in": {}}
     layout = layout_of(scenario, "prefill" if scenario.aggregated is None else "aggregated")
+    num_copies = 1 if scenario.engine == "vllm" else layout.num_gpus
     senders, receivers = encode_ids(scenario), language_ids(scenario)
-    ends = [("out", name, _gpu(scenario.encode), layout.num_gpus) for name in senders]
-    ends += [("in", name, layout.gpu, min(layout.num_gpus, gpus_per_link)) for name in receivers]
+    ends = [("out", name, _gpu(scenario.encode), num_copies) for name in senders]
+    ends += [("in", name, layout.gpu, min(num_copies, gpus_per_link)) for name in receivers]
     for way, name, gpu, weight in ends:
         link = f"{engine.link} {first_gpus[name] // gpus_per_link} {way}"
         capacity[link] = link_bandwidth(network, engine, gpu)
@@ -150,7 +171,7 @@ def _topology(scenario: Scenario, engine: Transport) -> Topology:
             ways[way][name] += ((f"{name} engine", weight),)
     if network.shared_bandwidth is not None:
         capacity["shared"] = network.shared_bandwidth
-        ways["out"] = {name: (*path, ("shared", layout.num_gpus)) for name, path in ways["out"].items()}
+        ways["out"] = {name: (*path, ("shared", num_copies)) for name, path in ways["out"].items()}
     return Topology(capacity=capacity, ways_out=ways["out"], ways_in=ways["in"])
 
 
@@ -162,13 +183,14 @@ def with_own_media(
     """
     encoders = load_model(scenario.model).encoders
     media = {spec.request_id: spec.media for spec in requests if spec.media}
-    if not media or not encoders or scenario.encode is not None:
+    if not media or not encoders or (scenario.encode is not None and scenario.engine == "sglang"):
         return dict(costs)
     if scenario.engine == "vllm":
         _require_room(
             scenario, [item.num_tokens for items in media.values() for item in items if item.modality in encoders]
         )
     found = dict(costs)
+    readers = [] if scenario.encode is None else language_ids(scenario)
     for role, names in _encoding_ids(scenario).items():
         layout = layout_of(scenario, role)
         if layout.pp > 1 or layout.cp > 1:
@@ -176,9 +198,14 @@ def with_own_media(
             raise ConfigError(f"{role}: pdsim does not model media with pp or cp; leave them out{instead}")
         for name in names:
             given = {field.name: getattr(costs[name], field.name) for field in fields(StepTimes) if field.init}
+            times: Mapping[str, EncoderTimes | EmbeddingLoads]
+            times = _times(encoders, layout.gpu, scenario, layout.num_gpus)
+            if name in readers:
+                rate = copies_over_host_link(scenario, role).load_bandwidth
+                times = {modality: EmbeddingLoads(one.embedding_bytes, rate) for modality, one in encoders.items()}
             found[name] = EncodingStepTimes(
                 **given,
-                encoders=_times(encoders, layout.gpu, scenario, layout.num_gpus),
+                encoders=times,
                 own=None if scenario.engine == "vllm" else _own_media(media, encoders),
             )
     return found
@@ -194,6 +221,11 @@ def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
     """
     servers = scenario.aggregated or scenario.pair.prefill
     largest, most = max(item_tokens, default=0), encoder_tokens(scenario, servers)
+    if scenario.encode is not None and largest > (kept := _encoder_tokens(scenario, scenario.encode.step_tokens)):
+        raise ConfigError(
+            f"an image or audio clip of {largest} tokens exceeds an encode instance's encoder cache of {kept} tokens: "
+            f"raise encode.step_tokens to {largest} or more"
+        )
     if largest > most:
         raise ConfigError(
             f"an image or audio clip of {largest} tokens exceeds vLLM's encoder cache of {most} tokens (0.33.0, "

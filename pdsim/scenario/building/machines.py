@@ -15,6 +15,7 @@ from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.hisparse_instance import HiSparseDecodeInstance
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
+from pdsim.core.encode.encoding_proxy import EncodingProxy
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.hisparse_cache import HiSparseCache
@@ -41,7 +42,7 @@ from pdsim.policy.ranks import rank_policy
 from pdsim.scenario.building import wiring
 from pdsim.scenario.building.caches import kv_cache
 from pdsim.scenario.building.cost_models import chunk_sizer
-from pdsim.scenario.building.encoding import encode_instances, encoder_tokens, language_ids
+from pdsim.scenario.building.encoding import embedding_reads, encode_instances, encoder_tokens, language_ids
 from pdsim.scenario.building.sizing import attention_waves, balance_method, encode_ids, roles, server_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings, ComputingSettings, ServerSettings
@@ -76,13 +77,18 @@ def build_instances(scenario: Scenario) -> list[AnyInstance]:
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
-def build_agents(scenario: Scenario) -> list[Sender | Receiver | EmbeddingReceiver]:
+Agent = Sender | Receiver | EmbeddingReceiver | EncodingProxy
+
+
+def build_agents(scenario: Scenario) -> list[Agent]:
     """New agents that move KV: a sender for each prefill instance, and with staging a receiver for each decode
-    instance. With encode instances: also the receivers of embeddings.
+    instance. With encode instances: also the receivers of embeddings, or vLLM's proxies.
     """
     encoders = encode_ids(scenario)
-    agents: list[Sender | Receiver | EmbeddingReceiver] = []
-    if encoders:
+    agents: list[Agent] = []
+    if encoders and scenario.engine == "vllm":
+        agents += [EncodingProxy(i, encoders) for i in language_ids(scenario)]
+    elif encoders:
         agents += [EmbeddingReceiver(i, encoders, seed=scenario.seed + n) for n, i in enumerate(language_ids(scenario))]
     if scenario.aggregated is not None:
         return agents
@@ -144,7 +150,7 @@ def _instance(scenario: Scenario, role: Role, instance_id: str) -> AnyInstance:
 
 
 def _vllm_aggregated_instance(scenario: Scenario, aggregated: AggregatedSettings, instance_id: str) -> DecodeInstance:
-    make: Callable[..., DecodeInstance] = VllmDecodeInstance
+    make: Callable[..., DecodeInstance] = partial(VllmDecodeInstance, reads=embedding_reads(scenario, instance_id))
     if aggregated.pp > 1:
         make = partial(StagedVllmInstance, num_stages=aggregated.pp)
     return make(
@@ -185,7 +191,11 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
     if is_vllm:
         hold_ns, lease = prefill.hold_timeout, _lease(scenario)
         make = partial(
-            VllmPrefillInstance, budget=_token_budget(scenario, prefill), hold_timeout_ns=hold_ns, lease=lease
+            VllmPrefillInstance,
+            budget=_token_budget(scenario, prefill),
+            hold_timeout_ns=hold_ns,
+            lease=lease,
+            reads=embedding_reads(scenario, instance_id),
         )
     return make(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
 

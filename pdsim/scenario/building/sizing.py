@@ -78,7 +78,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         gpu = load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
             model = model.in_dtype(scenario.weight_dtype)
-        if scenario.encode is not None and role != "decode":
+        if scenario.encode is not None and role != "decode" and scenario.engine == "sglang":
             model = replace(model, encoder=None, audio_encoder=None)
         skew = _expert_skew(scenario, role, model)
         if scenario.context_tokens is not None:

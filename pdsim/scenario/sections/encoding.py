@@ -6,10 +6,12 @@ from pdsim.scenario.sections.fields import Section, Size
 
 
 class EncodeSettings(Section):
-    """Encode instances (--encoder-only), each one GPU. Prefill or aggregated servers then hold no encoder
-    (--language-only), and queue a prompt when all its embeddings have arrived.
+    """Encode instances, each one GPU. With engine sglang (--encoder-only), prefill or aggregated servers hold no
+    encoder (--language-only), and queue a prompt when all its embeddings have arrived. With engine vllm
+    (--ec-transfer-config, ECCPUConnector with ec_enable_nixl), they get a request when all its items are encoded, and
+    read the embeddings.
 
-    With engine sglang only, and without faults, health, elastic, dp, pp and cp. Simulation only.
+    Without faults, health, elastic, dp, pp and cp. Simulation only.
     """
 
     instances: int = Field(default=1, ge=1)
@@ -18,9 +20,21 @@ class EncodeSettings(Section):
     """GPU by its name in the catalog."""
     max_batch_size: int = Field(default=8, ge=1)
     """Maximum number of requests whose images or audio clips are taken into a batch (SGLANG_ENCODER_MAX_BATCH_SIZE)."""
+    step_tokens: int = Field(default=8192, ge=1)
+    """Engine vllm: maximum number of tokens of items in one step (--max-num-batched-tokens)."""
     cache: Size | None = None
     """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB), by the list of
-    a request's items. Only forwards of a single request use the memory. None: nothing is kept."""
+    a request's items. Only forwards of a single request use the memory. None: nothing is kept. Engine vllm: host memory
+    for embeddings of each encode instance and of each server that reads them (ec_cpu_bytes). pdsim evicts none."""
     transport: str = "zmq-tcp"
     """Transfer engine of embeddings (--encoder-transfer-backend), by name in the catalog: zmq-tcp
-    (zmq_to_scheduler), or one of Mooncake. Each GPU of the receiving server gets all embeddings."""
+    (zmq_to_scheduler), or one of Mooncake. Each GPU of the receiving server gets all embeddings. Engine vllm: one of
+    NIXL."""
+
+    def wrong_for_vllm(self) -> str:
+        """Says which settings vLLM lacks. Empty: none."""
+        if not self.transport.startswith("nixl"):
+            return "encode.transport: vLLM's servers read embeddings with NIXL (ECCPUConnector); give nixl-rdma"
+        if "max_batch_size" in self.model_fields_set:
+            return "encode.max_batch_size is a setting of SGLang; give step_tokens"
+        return ""

@@ -7,6 +7,7 @@ from simpy.events import EventPriority
 
 from pdsim.core import messages as m
 from pdsim.core.encode.encode_instance import EncodeInstance
+from pdsim.core.vllm.vllm_encode_instance import VllmEncodeInstance
 from pdsim.cost.encoding import EncoderTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.bus import Bus, Driver
@@ -16,11 +17,12 @@ from pdsim.sim.links.embeddings import EmbeddingMoves
 
 class LanguageActor(Actor):
     """Drives a prefill or aggregated instance. Requests with images or audio clips wait at the server's receiver of
-    embeddings, beside the instance's loop, until all embeddings have arrived.
+    embeddings, beside the instance's loop, until all embeddings have arrived. With vLLM, they wait at the proxy until
+    all are encoded.
     """
 
     def post(self, message: m.Message) -> None:
-        is_encoded = not (isinstance(message, m.NewRequest) and message.media)
+        is_encoded = not (isinstance(message, m.NewRequest) and message.media and not message.encode_ids)
         if not is_encoded or isinstance(message, m.Cancel | m.Abort):
             self._bus.tell_agent(m.embeddings_of(self.instance.instance_id), message)
         if is_encoded:
@@ -33,7 +35,7 @@ class EncodeActor(Driver):
     def __init__(
         self,
         bus: Bus,
-        instance: EncodeInstance,
+        instance: EncodeInstance | VllmEncodeInstance,
         times: Mapping[str, EncoderTimes],
         moves: EmbeddingMoves,
         order: EventPriority,
@@ -41,6 +43,7 @@ class EncodeActor(Driver):
         """order: priority of the instance's choices among events of the same instant."""
         super().__init__(bus.recorded(instance))
         self._encoder: Any = self.instance
+        self._bus = bus
         self._timeline = bus.timeline
         self._recorder = bus.recorder
         self._times = times
@@ -52,7 +55,7 @@ class EncodeActor(Driver):
         pass
 
     def post(self, message: m.Message) -> None:
-        self.instance.on_message(message, self._timeline.now_ns)
+        self._bus.carry_out(self.instance.on_message(message, self._timeline.now_ns))
         if self._is_idle:
             self._is_idle = False
             self._timeline.after(0, self._choose, order=self._order)
@@ -64,8 +67,12 @@ class EncodeActor(Driver):
         if isinstance(step, m.Wait):
             self._is_idle = True
             return
-        tokens = [item.num_tokens for part in step.parts for item in part.items]
-        duration_ns = self._times[step.parts[0].modality].ns(tokens)
+        items = [item for part in step.parts for item in part.items]
+        tokens = [item.num_tokens for item in items]
+        duration_ns = sum(
+            times.ns([item.num_tokens for item in items if item.modality == modality])
+            for modality, times in self._times.items()
+        )
         sizes = (1, len(step.parts), sum(tokens), 0, 0.0)
         record = StepRecord(self.instance.instance_id, "encode", now_ns, duration_ns, duration_ns, *sizes)
         self._recorder.on_encoded(record)
@@ -76,6 +83,12 @@ class EncodeActor(Driver):
         self._send(self._encoder.on_step_done(step, m.StepResult(), self._timeline.now_ns), start_ns)
         self._choose()
 
-    def _send(self, commands: list[m.SendEmbeddings], start_ns: int) -> None:
+    def _send(self, commands: list[m.Command], start_ns: int) -> None:
+        now_ns = self._timeline.now_ns
         for command in commands:
-            self._moves.begin(command, start_ns, self._timeline.now_ns)
+            if isinstance(command, m.SendEmbeddings):
+                self._moves.begin(command, start_ns, now_ns)
+                continue
+            if isinstance(command, m.Send) and isinstance(done := command.message, m.MediaEncoded):
+                self._recorder.on_embeddings(done.request_id, self.instance.instance_id, start_ns, now_ns, now_ns)
+            self._bus.carry_out([command])

@@ -45,6 +45,20 @@ class EmbeddingMoves:
         self._flows.begin(move, sent.num_bytes, path, limit)
 
     def on_arrived(self, move: EmbeddingMove) -> None:
+        """Tells the server that waits for the embeddings."""
         sent, now_ns = move.sent, self._bus.timeline.now_ns
         self._bus.recorder.on_embeddings(sent.request_id, sent.source, move.start_ns, move.end_ns, now_ns)
         self._bus.tell_agent(m.embeddings_of(sent.target), m.EmbeddingsArrived(sent.request_id, sent.part))
+
+
+class EmbeddingReads(EmbeddingMoves):
+    """Reads of vLLM's servers from the host memory of encode instances."""
+
+    def read(self, command: m.SendEmbeddings) -> None:
+        now_ns = self._bus.timeline.now_ns
+        self.begin(command, now_ns, now_ns)
+
+    def on_arrived(self, move: EmbeddingMove) -> None:
+        sent = move.sent
+        self._bus.recorder.on_embeddings_read(sent.request_id, self._bus.timeline.now_ns)
+        self._bus.deliver(m.Tell(sent.target, m.EmbeddingsArrived(sent.request_id, sent.part)))
