@@ -53,6 +53,7 @@ def kernel_rows() -> Iterable[str]:
         costs = SwapCosts(
             num_layers=1,
             token_bytes=size,
+            buffer_tokens=BUFFER,
             chosen_tokens=TOP_K,
             miss_rate=missed / TOP_K,
             load_bandwidth=HOST_BANDWIDTH,

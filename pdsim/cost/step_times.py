@@ -341,6 +341,8 @@ class StepTimes:
             terms["merging split contexts"] = self.waves.merging_ns(num_requests)
         terms["host between steps"] = self.host_overhead.ns(num_requests)
         terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
+        if self.swaps is not None:
+            terms["copies from host memory"] = self.swaps.usual_ns(num_requests, num_context_tokens / num_requests)
         kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens
         return {**terms, "reading KV": kv / (1 << FRACTION_BITS)}
 

@@ -25,6 +25,8 @@ class SwapCosts:
     num_layers: int
     token_bytes: int
     """KV bytes of one token on one rank, over all layers."""
+    buffer_tokens: int
+    """Number of tokens of each request's buffer."""
     chosen_tokens: int
     """Number of tokens that attention chooses for a request."""
     miss_rate: float
@@ -38,6 +40,11 @@ class SwapCosts:
         filled = step.num_filled_tokens * self.token_bytes / self.load_bandwidth
         saved = step.num_saved_tokens * self.token_bytes / self.save_bandwidth
         return round(1e9 * (filled + saved) + self._swap_ns(step))
+
+    def usual_ns(self, num_requests: int, context_tokens: float) -> int:
+        """Time in ns by which copies prolong a step without new requests. context_tokens: KV tokens of each request."""
+        num_long = num_requests if context_tokens > self.buffer_tokens else 0
+        return self.step_ns(HiSparseStep(0, (), (), num_requests, 0, 0, 1, 0, 0, num_long, num_requests))
 
     def _swap_ns(self, step: HiSparseStep) -> float:
         """Time in ns of the kernels of all layers."""

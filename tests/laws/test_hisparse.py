@@ -145,6 +145,7 @@ def test_the_kernel_takes_as_long_as_measured():
         one = SwapCosts(
             num_layers=1,
             token_bytes=int(row["token_bytes"]),
+            buffer_tokens=2 * TOP_K,
             chosen_tokens=TOP_K,
             miss_rate=missed / TOP_K,
             load_bandwidth=0.74 * 64e9,
@@ -154,6 +155,15 @@ def test_the_kernel_takes_as_long_as_measured():
         errors.append(abs(one.step_ns(step) / 1e3 / layer_us - 1))
     assert median(errors) < 0.06
     assert max(errors) < 0.26
+
+
+@pytest.mark.parametrize("prompt", [1000, 6000])
+def test_the_terms_of_a_step_add_up_to_its_duration(prompt):
+    made = run(hisparse(request(0, prompt, 40)))
+    usual = [row for row in made.records.steps if row.kind == "decode"][-1]
+    terms = build(made.result.scenario).costs["decode-0"].decode_terms(1, prompt, prompt)
+    assert terms["copies from host memory"] > 0
+    assert sum(terms.values()) == pytest.approx(usual.first_ns, abs=2)
 
 
 def test_host_memory_admits_as_many_requests_as_have_buffers():

@@ -5,8 +5,10 @@ A metric is limited by the resource whose increase improves the metric most, unl
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from pdsim.cost.copies import HostCopies
+from pdsim.cost.swaps import SwapCosts
 from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.relief import reliefs
 from pdsim.scenario.building.cluster import Cluster, build
@@ -28,6 +30,7 @@ MEASURES = {
 }
 """Titles of summary fields. For throughput higher is better; for all other fields lower is better."""
 
+CopiesT = TypeVar("CopiesT", HostCopies, SwapCosts)
 Measure = Callable[[RunResult], Mapping[str, float]]
 Numbers = Callable[[Cluster], Mapping[str, float]]
 
@@ -249,6 +252,8 @@ def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Clust
         if (host_bytes := server.host_cache_bytes) is not None:
             variants[f"{role} host memory"] = of_field(role, host_cache=round(host_bytes * factor))
             variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
+    if scenario.decode is not None and scenario.decode.hisparse is not None:
+        variants["host link"] = of_cluster(lambda cluster: _host_linked(cluster, factor))
     if scenario.storage is not None:
         variants["storage"] = of_cluster(lambda cluster: _stored(cluster, factor))
     if scenario.aggregated is None:
@@ -274,11 +279,17 @@ def _linked(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _host_linked(cluster: Cluster, factor: float) -> Cluster:
-    links = {
-        name: replace(link, save_bandwidth=link.save_bandwidth * factor, load_bandwidth=link.load_bandwidth * factor)
-        for name, link in cluster.host_links.items()
+    links = {name: _faster(link, factor) for name, link in cluster.host_links.items()}
+    costs = {
+        name: times if times.swaps is None else replace(times, swaps=_faster(times.swaps, factor))
+        for name, times in cluster.costs.items()
     }
-    return replace(cluster, host_links=links)
+    return replace(cluster, host_links=links, costs=costs)
+
+
+def _faster(copies: CopiesT, factor: float) -> CopiesT:
+    rates = {name: factor * getattr(copies, name) for name in ("save_bandwidth", "load_bandwidth")}
+    return replace(copies, **rates)
 
 
 def _stored(cluster: Cluster, factor: float) -> Cluster:
