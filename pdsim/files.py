@@ -7,17 +7,18 @@ import fcntl
 import os
 import shutil
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISREG
 from tempfile import gettempdir, mkdtemp
 
 from pdsim.inputs import InputError
+from pdsim.signals import signals_deferred
 
 LOCK = "owner.lock"
 """Name of a file in a folder. As long as the file is locked, the program that owns the folder runs."""
-_NEW = ".new-"
+NEW = ".new-"
 """Beginning of the names of folders whose files have not been moved to their final places."""
 
 
@@ -54,7 +55,7 @@ def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
     """
     if is_own or not folder.is_dir():
         return
-    there = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(_NEW))
+    there = sorted(path.name for path in folder.iterdir() if path.name != LOCK and not path.name.startswith(NEW))
     if there:
         raise ForeignFileError(f"{folder}: has {there[0]}, and no {what} of pdsim; name a new folder, or an empty one")
 
@@ -108,25 +109,49 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
     """Context with a new folder. When all files are written there, they replace those in `folder`; the file `last` is
     moved last.
 
-    If writing fails, `folder` stays as it was. Old files that match `own` and were not written again are removed. All
-    others stay.
+    If writing fails, `folder` stays as it was. Old files that match `own` and were not written again are removed. So
+    are new folders of programs that were killed. All other files stay. Signals do not interrupt the replacing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    new = Path(mkdtemp(prefix=_NEW, dir=folder))
     try:
-        yield new
-        (folder / last).unlink(missing_ok=True)  # while files of two runs lie there, none is whole
-        made = sorted(path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file())
-        for name in sorted(made, key=lambda name: name == last):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (new / name).replace(folder / name)
-        for name in (name for name in own if name not in made and "*" not in name):
-            (folder / name).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            with signals_deferred():
+                new = stack.enter_context(_new_folder(folder, own))
+            yield new
+            with signals_deferred():
+                _replace_files(new, folder, own, last)
     except OSError as error:
         error.filename = error.filename or str(folder)  # a full disk fails writes, which know no name
         raise
+
+
+@contextmanager
+def _new_folder(folder: Path, own: Collection[str]) -> Iterator[Path]:
+    """Context with a new folder in `folder`. Empty folders that the context made are removed at its end."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder, NEW, (*own, LOCK, ".*.partial"))
+    new = Path(mkdtemp(prefix=NEW, dir=folder))
+    try:
+        with ExitStack() as stack:
+            with suppress(OSError):  # on a file system without locks, the folder of a killed program stays
+                stack.enter_context(_locked(new))
+            yield new
     finally:
-        shutil.rmtree(new, ignore_errors=True)
+        with signals_deferred():
+            shutil.rmtree(new, ignore_errors=True)
+            with suppress(OSError):  # the run's files are there
+                for path in made:
+                    path.rmdir()
+
+
+def _replace_files(new: Path, folder: Path, own: Collection[str], last: str) -> None:
+    (folder / last).unlink(missing_ok=True)  # while files of two runs lie there, none is whole
+    made = {path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()} - {LOCK}
+    for name in sorted(made, key=lambda name: (name == last, name)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).replace(folder / name)
+    for name in (name for name in own if name not in made and "*" not in name):
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -134,14 +159,21 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     """Context with a folder below TMPDIR, which is removed at the end. Also removes such folders of programs that were
     killed.
     """
-    _remove_abandoned(prefix)
+    _remove_abandoned(Path(gettempdir()), prefix, ("*",))
     folder = Path(mkdtemp(prefix=prefix))
     try:
-        with own_lock(folder, "new.lock"):
-            (folder / "new.lock").rename(folder / LOCK)  # nobody ever sees it unlocked while its owner lives
+        with _locked(folder):
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Context that holds the lock of a new folder. Nobody sees the lock free while its owner lives."""
+    with own_lock(folder, "new.lock"):
+        (folder / "new.lock").rename(folder / LOCK)
+        yield
 
 
 @contextmanager
@@ -164,10 +196,13 @@ def _opened(path: Path, flags: int = 0) -> int:
     return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
-def _remove_abandoned(prefix: str) -> None:
-    """Removes folders of this user that begin with the prefix and whose programs have certainly ended."""
-    for lock in Path(gettempdir()).glob(f"{prefix}*/{LOCK}"):
-        _remove_if_abandoned(lock)
+def _remove_abandoned(parent: Path, prefix: str, own: Collection[str]) -> None:
+    """Removes folders of this user that begin with the prefix and whose programs have certainly ended. A folder stays
+    if a file in it matches no pattern in `own`.
+    """
+    for lock in parent.glob(f"{prefix}*/{LOCK}"):
+        if not foreign_files(lock.parent, own):
+            _remove_if_abandoned(lock)
 
 
 def _remove_if_abandoned(lock: Path) -> None:

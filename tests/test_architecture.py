@@ -47,7 +47,7 @@ BELOW = {
     },
 }
 """What each room may import besides itself, the standard library and TOOLS."""
-TOOLS = {"dataclass", "files", "garbage", "inputs"}
+TOOLS = {"dataclass", "files", "garbage", "signals", "inputs"}
 """Modules that stand beside the rooms, and know none."""
 
 IMPURE = {"time", "datetime", "random", "secrets", "asyncio", "threading", "multiprocessing", "socket", "subprocess"}

@@ -1,7 +1,6 @@
 """What the commands of all programs have in common: options, JSON output, and the handling of errors."""
 
 import json
-import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -152,20 +151,6 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         if wrong.filename is None:
             raise
         _fail(app, f"{wrong.filename}: {wrong.strerror}")
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 @contextmanager

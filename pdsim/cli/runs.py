@@ -24,7 +24,6 @@ from pdsim.cli.command import (
     Seed,
     Set,
     Tornado,
-    ended_by_sigterm,
     out_at,
     print_json,
     profile_changes,
@@ -33,6 +32,7 @@ from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warn
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out_file
 from pdsim.scenario.yaml_file import ConfigError
+from pdsim.signals import ended_by_sigterm
 
 if TYPE_CHECKING:
     from pdsim.scenario.load_options import LoadOptions

@@ -22,7 +22,6 @@ from pdsim.cli.command import (
     ProfileFiles,
     Set,
     Trace,
-    ended_by_sigterm,
     out_at,
     print_json,
     profile_changes,
@@ -30,6 +29,7 @@ from pdsim.cli.command import (
 from pdsim.files import temporary_folder
 from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
+from pdsim.signals import ended_by_sigterm
 from pdsim.study.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.sweeping.sweep_file import NUM_RANGES
 from pdsim.study.verdict.slo import DEFAULT_SLO, Slo

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdsim.files import LOCK, files_replaced, require_empty_or_own, write_whole
+from pdsim.files import LOCK, NEW, files_replaced, require_empty_or_own, write_whole
 from pdsim.inputs import InputError, read_json, shown
 from pdsim.metrics.records import Records, RunRecords
 from pdsim.metrics.summary import TailMetric
@@ -34,13 +34,15 @@ TIMELINE = "timeline.json.gz"
 OVERVIEW = "overview.png"
 EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
+_ENTRIES = f"{CATALOG}/*/*.yaml"
 SAID = "pdreal.log"
 """File with the output of the command that ran a variant of a matrix in real mode."""
 ABOUT = "run.json"
 """File that describes the run, inside the folder of logs."""
-LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, f"{CATALOG}/*/*.yaml", LOCK)
+LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, _ENTRIES, LOCK)
 """Name patterns of all files in the folder of logs."""
-RUN_FILES = (*_FILES, f"{CATALOG}/*/*.yaml", *(f"{LOGS}/{name}" for name in LOG_FILES))
+_MADE = *_FILES, _ENTRIES
+RUN_FILES = *_MADE, *(f"{LOGS}/{name}" for name in LOG_FILES), *(f"{NEW}*/{name}" for name in (*_MADE, LOCK))
 """Name patterns of all files of a run folder. Commands replace or remove no other files."""
 
 
@@ -108,7 +110,7 @@ def run_replaced(folder: Path) -> Iterator[Path]:
     """Context manager that gives a new folder, into which a run is written. At the end of the context the new files
     replace those in `folder`, if all of them were written.
     """
-    with files_replaced(folder, _FILES, last=SUMMARY) as new:
+    with files_replaced(folder, _MADE, last=SUMMARY) as new:
         yield new
 
 

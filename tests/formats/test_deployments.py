@@ -108,7 +108,6 @@ spec:
     [
         (["--router-mode", "kv"], {"use": "dynamo_kv", "kv_events": True}),
         (["--router-mode", "kv", "--no-router-kv-events", ""], "dynamo_kv"),
-        (["--router-mode", "kv", "--router-disk-cache-hit-weight", "0.1"], {"use": "dynamo_kv", "kv_events": True}),
         (
             ["--router-mode", "kv", "--router-temperature", "0.5"],
             {"use": "dynamo_kv", "router_temperature": 0.5, "kv_events": True},
@@ -126,6 +125,15 @@ spec:
 def test_flags_of_a_frontend_are_a_policy_of_both_roles(flags, router):
     words = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2], strict=True))
     assert router_of("frontend", words, {}, is_pair=True) == ({"prefill": router, "decode": router}, [])
+
+
+def test_a_weight_of_disks_is_said_to_change_nothing():
+    flags = {"router-mode": "kv", "router-disk-cache-hit-weight": "0.1"}
+    found, aside = router_of("frontend", flags, {}, is_pair=False)
+    assert found == {"prefill": {"use": "dynamo_kv", "kv_events": True}}
+    assert aside == [
+        "--router-disk-cache-hit-weight: no server's KV events name blocks on disks, so this weight changes nothing"
+    ]
 
 
 def test_flags_of_a_gateway_are_a_policy_of_both_roles():

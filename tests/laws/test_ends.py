@@ -1,6 +1,7 @@
 """Ends of a range are those of whole runs: by another process or here, from a part only where the part tells."""
 
 import os
+import select
 import signal
 
 import pytest
@@ -102,3 +103,17 @@ def test_the_end_of_a_process_that_died_is_simulated_here(scenario, monkeypatch)
     monkeypatch.setattr(ends_module, "_can_fork", lambda: True)
     _, numbers, _ = found(scenario(), then=lambda ends: os.kill(ends._ends[0]._pid, signal.SIGKILL))
     assert numbers == found(scenario())[1]
+
+
+def test_processes_end_with_a_parent_that_was_killed(scenario, monkeypatch):
+    """Nobody else has the pipe's end for writing as soon as all of them have ended."""
+    monkeypatch.setattr(ends_module, "_can_fork", lambda: True)
+    ends = Ends(scenario(), build(scenario()).requests)
+    reading, writing = os.pipe()
+    if not (parent := os.fork()):
+        with ends.started():
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(parent, 0)
+    os.close(writing)
+    assert select.select([reading], [], [], 20)[0], "a process waits for ever"
+    os.close(reading)

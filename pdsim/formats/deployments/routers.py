@@ -14,6 +14,7 @@ _TTL = "router-session-affinity-ttl-secs"
 _OF_DISKS = "router-disk-cache-hit-weight"
 """Option of a frontend that changes nothing here: no engine's events name blocks on disks (SGLang 0.5.23,
 mem_cache/unified_cache/unified_tree_core.py:2438; vLLM has no disks behind host memory in pdsim)."""
+_WITHOUT_EFFECT = "no server's KV events name blocks on disks, so this weight changes nothing"
 _SILENT = {
     "host", "port", "http-host", "http-port", "pd-disaggregation", "vllm-pd-disaggregation", "prefill",
     "decode", "worker-urls", "kv-connector", "model-path", "service-discovery", "service-discovery-port",
@@ -36,9 +37,11 @@ def router_of(
             "router-kv-events",
             WITHOUT_EVENTS,
             _TTL,
-            *({**KV_SETTINGS, **QUEUE_SETTINGS, _OF_DISKS: ""} if mode == "kv" else ()),
+            *({**KV_SETTINGS, **QUEUE_SETTINGS} if mode == "kv" else ()),
         }
-        aside = [f"--{name}" for name in flags if name not in known]
+        aside = [
+            f"--{name}: {_WITHOUT_EFFECT}" if name == _OF_DISKS else f"--{name}" for name in flags if name not in known
+        ]
         if mode not in _MODES:
             return {}, [*aside, f"--router-mode {mode}"]
         names = dict.fromkeys(("prefill", "decode"), _MODES[str(mode)])

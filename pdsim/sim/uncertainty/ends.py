@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.schema import Scenario
+from pdsim.signals import signals_deferred
 from pdsim.sim.result import RunResult
 from pdsim.sim.simulation import Observation, Simulation
 from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch, change_of, numbers_of, part_size
@@ -169,9 +170,12 @@ class _ForkedEnd(_End):
         self._judge = _undecided
         from_parent, to_child = os.pipe()
         from_child, to_parent = os.pipe()
-        self._pid = os.fork()
-        if not self._pid:
-            _answer(end, from_parent, to_parent)
+        with signals_deferred():  # which the child, whose stack is its parent's, leaves to its parent
+            self._pid = os.fork()
+            if not self._pid:
+                os.close(from_child)
+                os.close(to_child)  # while it is open, the child would wait for ever for a parent that was killed
+                _answer(end, from_parent, to_parent)
         os.close(from_parent)
         os.close(to_parent)
         self._input, self._output = os.fdopen(from_child, "rb"), os.fdopen(to_child, "wb")
@@ -214,7 +218,6 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
 def _answer(end: _End, from_parent: int, to_parent: int) -> None:
     """Main function of a forked process. The process must not close its parent's files or write to them."""
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent that is interrupted, and stops this
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
 
             def judged(part: Part) -> Numbers | None:

@@ -1,0 +1,70 @@
+"""Folders whose writers were killed or interrupted leave nothing, and nobody else's files are removed."""
+
+import shutil
+import signal
+
+import pytest
+
+from pdsim.files import LOCK, files_replaced
+
+OWN = ("table", "summary")
+
+
+def write_run(folder):
+    with files_replaced(folder, OWN, last="summary") as new:
+        for name in OWN:
+            (new / name).write_text("new")
+
+
+def abandoned(folder, *names):
+    new = folder / ".new-killed"
+    new.mkdir(parents=True)
+    for name in (LOCK, *names):
+        (new / name).touch()
+    return new
+
+
+def test_a_run_removes_what_a_killed_run_left(tmp_path):
+    abandoned(tmp_path, "table", ".summary.7.partial")
+    write_run(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(OWN)
+
+
+def test_a_folder_with_files_of_others_stays(tmp_path):
+    left = abandoned(tmp_path, "table", "thesis.tex")
+    write_run(tmp_path)
+    assert {path.name for path in left.iterdir()} == {LOCK, "table", "thesis.tex"}
+
+
+def test_a_folder_whose_writer_lives_stays(tmp_path):
+    with files_replaced(tmp_path, OWN, last="summary") as first:
+        write_run(tmp_path)
+        for name in OWN:
+            (first / name).write_text("later")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(OWN, "later")
+
+
+def test_repeated_signals_leave_no_folder(tmp_path, monkeypatch):
+    remove = shutil.rmtree
+
+    def impatient(folder, **how):
+        signal.raise_signal(signal.SIGINT)
+        remove(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", impatient)
+    with pytest.raises(KeyboardInterrupt), files_replaced(tmp_path / "run", OWN, last="summary"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_does_not_interrupt_the_replacing(tmp_path, monkeypatch):
+    replace = type(tmp_path).replace
+
+    def interrupted(path, target):
+        signal.raise_signal(signal.SIGINT)
+        return replace(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_run(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(OWN, "new")
