@@ -32,6 +32,8 @@ Callback = Callable[[Any], None]
 class Alarm:
     """A scheduled call of a function at one time."""
 
+    __slots__ = ("callback", "payload")
+
     def __init__(self, callback: Callback, payload: Any) -> None:
         self.callback = callback
         self.payload = payload
@@ -68,10 +70,9 @@ class Timeline:
         """Runs all alarms, as SimPy's run does. SimPy's own loop is not needed, because all events here are alarms, and
         none can fail.
         """
-        queue = self._queue
+        queue: list[tuple[int, EventPriority, int, Alarm]] = self._queue
         while queue:
-            now_ns, _, _, alarm = heappop(queue)
-            self.now_ns = now_ns
+            self.now_ns, _, _, alarm = heappop(queue)
             alarm.callback(alarm.payload)
 
     @property

@@ -79,15 +79,15 @@ class RankPairLayout:
             num_descriptors = (num_runs(target, target) if self.coalesces else len(target)) * self.num_planes
         else:
             num_descriptors = (num_runs(source, target) if self.coalesces else num_pages) * self.num_planes
-        size = TransferSize(num_pages * self.page_bytes, num_descriptors)
-        if sent is not None:
+        num_bytes = num_pages * self.page_bytes
+        if sent is not None and self.num_window_planes:
             windows = self._windows(sent)
-            state = TransferSize(self.state_bytes, self.num_state_planes) if with_state else TransferSize(0, 0)
-            size = TransferSize(
-                size.num_bytes + windows.num_bytes + state.num_bytes,
-                size.num_descriptors + windows.num_descriptors + state.num_descriptors,
-            )
-        return size
+            num_bytes += windows.num_bytes
+            num_descriptors += windows.num_descriptors
+        if sent is not None and with_state:
+            num_bytes += self.state_bytes
+            num_descriptors += self.num_state_planes
+        return TransferSize(num_bytes, num_descriptors)
 
     def num_window_pages(self, sent: range) -> int:
         """Number of pages with KV of the window at the prompt's end. sent: range of all tokens that decode lacked."""
@@ -143,10 +143,11 @@ class TransferSize(NamedTuple):
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
     """Number of runs of consecutive page ids. Ids of a run are consecutive in source and in target."""
-    count = min(1, len(source))
-    for i in range(1, len(source)):
-        if source[i] - source[i - 1] != 1 or target[i] - target[i - 1] != 1:
+    count, next_read, next_written = 0, -1, -1
+    for read, written in zip(source, target, strict=True):
+        if read != next_read or written != next_written:
             count += 1
+        next_read, next_written = read + 1, written + 1
     return count
 
 

@@ -329,12 +329,15 @@ class Actor(Driver):
     def _copy(self, commands: list[m.Command]) -> None:
         """Copies KV of retracted requests to host memory or back. The loop waits for these copies."""
         assert self._host_memory is not None
+        others: list[m.Command] = []
         for command in commands:
             if isinstance(command, m.SaveKv):
                 self._decode.copying_ns += self._host_memory.save_ns(command.request_id, len(command.pages))
             elif isinstance(command, m.LoadKv):
                 self._decode.copying_ns += self._host_memory.load_ns(command.request_id)
-        self._carry_out([command for command in commands if not isinstance(command, m.SaveKv | m.LoadKv)])
+            else:
+                others.append(command)
+        self._carry_out(others)
 
     def _copy_pages(
         self, commands: list[m.Command], *, copies: CacheCopies, then: Callable[[list[m.Command]], None]
