@@ -57,7 +57,9 @@ def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
             ("gsp-ordered", workload.ordered),
         ]
     if isinstance(workload, RandomLengths):
-        images = _images(workload, model)
+        images: Flags = []
+        if (size := image_size(workload, model)) is not None:
+            images = [("image-count", size[0]), ("image-resolution", f"{size[1]}x{size[2]}")]
         inputs, outputs = _longest(workload.input_tokens), _longest(workload.output_tokens)
         if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
             return workload.num_requests, [
@@ -71,24 +73,25 @@ def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
 
 
 def only_equal_images(_: Any, scenario: Scenario) -> str | None:
-    """Check of a workload's images: the reason for a refusal, or None. bench_serving sends new images of one size."""
+    """Check of a workload's images: the reason for a refusal, or None. Clients send new images of one size."""
     workload = scenario.workload
-    if not isinstance(workload, RandomLengths) or workload.images is None or _images(workload, scenario.model):
+    if not isinstance(workload, RandomLengths) or workload.images is None or image_size(workload, scenario.model):
         return None
-    return "bench_serving sends a fixed number of new images of one size, to a model with an encoder in the catalog"
+    return "clients send a fixed number of new images of one size, to a model with an encoder in the catalog"
 
 
-def _images(workload: RandomLengths, model: str) -> Flags:
-    """Flags for images of as many tokens as the workload's. Empty: there are none, or they differ from each other."""
+def image_size(workload: RandomLengths, model: str) -> tuple[int, int, int] | None:
+    """Number of images of a request, and height and width in pixels of an image that has the workload's tokens. None:
+    there are no images, or they differ from each other.
+    """
     encoder = load_model(model).encoder
     if encoder is None or not isinstance(workload.images, Fixed) or not isinstance(workload.image_tokens, Fixed):
-        return []
+        return None
     if workload.distinct_images is not None or workload.image_share < 1:
-        return []
+        return None
     num_tokens, width = workload.image_tokens.tokens, encoder.patch_size * encoder.merge_size
     height = next(rows for rows in range(isqrt(num_tokens), 0, -1) if num_tokens % rows == 0)
-    size = f"{height * width}x{num_tokens // height * width}"
-    return [("image-count", workload.images.tokens), ("image-resolution", size)]
+    return workload.images.tokens, height * width, num_tokens // height * width
 
 
 def _longest(lengths: Lengths) -> tuple[int, float] | None:

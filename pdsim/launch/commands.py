@@ -218,8 +218,8 @@ RULES: dict[str, Rule] = {
     "decode.returns_kv": "KV is returned in simulation only; leave it out",
     "elastic": "servers change their roles in simulation only; leave it out",
     "router.disaggregation": "pdsim launches no router that sends prompts to decode (llm-d's, Dynamo's); leave it out",
-    "encode": "only --engine sglang launches encode instances; leave it out",
-    "workload.images": "only SGLang's bench_serving is launched with images; leave them out",
+    "encode": "only --engine sglang and vllm launch encode instances; leave it out",
+    "workload.images": "only --engine sglang and vllm launch loads with images; leave them out",
     "workload.audio_clips": "the benchmarks that are launched send no audio clips; leave them out",
     "faults": Aside("simulated failures have no flags"),
 }

@@ -1,21 +1,25 @@
-"""Flags of SGLang's encode instances, and of the servers that wait for their embeddings.
+"""Flags of encode instances, and of the servers that wait for their embeddings.
 
 Source: SGLang 0.5.23, arg_groups/fields/disagg.py and arg_groups/pd_disaggregation_hook.py,
-handle_encoder_disaggregation.
+handle_encoder_disaggregation. vLLM 0.33.0, config/ec_transfer.py and ec_connector/cpu; its proxy is an example of its
+repository, examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py (0134b93).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 
 from pdsim.launch.bench_serving import only_equal_images
-from pdsim.launch.commands import Launch, Place, Rule
-from pdsim.launch.words import Flags
+from pdsim.launch.commands import GATEWAY_PORT, HOST, Launch, Place, Rule
+from pdsim.launch.words import Expanded, Flags
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.encoding import EncodeSettings
 
 BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
-"""Port at which encode instances of the first server register. All servers get their URLs, and use no registration."""
+"""Port at which encode instances of the first server register. All servers get their URLs, and use no registration.
+With vLLM: the port at which the first encode instance answers servers."""
+PROXY = "disagg_epd_proxy.py"
 
 
 def transfers(value: str, _: Scenario) -> str | None:
@@ -25,10 +29,32 @@ def transfers(value: str, _: Scenario) -> str | None:
 
 ENCODE_RULES: dict[str, Rule] = {
     "encode": None,
+    "encode.step_tokens": "vLLM's encode instances alone have it; leave it out",
     "encode.transport": transfers,
     "workload.images": only_equal_images,
 }
-"""Rules of fields that --engine sglang alone expresses."""
+"""Rules of fields that --engine sglang expresses."""
+
+
+def reads(value: str, scenario: Scenario) -> str | None:
+    """Check of encode.transport for vLLM: the reason for a refusal, or None."""
+    if not value.startswith("nixl"):
+        return "vLLM's servers read embeddings with NIXL"
+    if scenario.prefill is not None and not scenario.network.transport.startswith("nixl"):
+        return "vLLM's proxy of encode instances has KV moved by NIXL only; give network.transport nixl-rdma"
+    return None
+
+
+VLLM_ENCODE_RULES: dict[str, Rule] = {
+    "encode": None,
+    "encode.max_batch_size": "SGLang's encode instances alone have it; leave it out",
+    "encode.cache": lambda value, _: (
+        "vLLM needs the size of host memory for embeddings (ec_cpu_bytes); give it" if value is None else None
+    ),
+    "encode.transport": reads,
+    "workload.images": only_equal_images,
+}
+"""Rules of fields that --engine vllm expresses."""
 
 
 def add_encode_instances(
@@ -67,3 +93,59 @@ def language_flags(scenario: Scenario, role: str, place: Place, at: Mapping[str,
 
 def _backend(encode: EncodeSettings) -> str:
     return BACKENDS[encode.transport.partition("-")[0]]
+
+
+def add_vllm_encode_instances(made: Launch, scenario: Scenario, at: Sequence[Place], model: str) -> None:
+    """Adds a command for each of vLLM's encode instances."""
+    if (encode := scenario.encode) is None:
+        return
+    for index, place in enumerate(at):
+        flags: Flags = [
+            ("host", place.host),
+            ("port", place.port),
+            ("max-num-batched-tokens", encode.step_tokens),
+            ("ec-transfer-config", _reading(encode, "ec_producer")),
+        ]
+        variables: dict[str, object] = {
+            "CUDA_VISIBLE_DEVICES": place.first_gpu,
+            "VLLM_USE_V2_MODEL_RUNNER": 1,
+            "VLLM_EC_SIDE_CHANNEL_HOST": place.host,
+            "VLLM_EC_SIDE_CHANNEL_PORT": FIRST_ENCODER_PORT + place.number,
+        }
+        made.add(f"encode-{index}", ["vllm", "serve", model], flags, **variables)
+
+
+def reader_settings(scenario: Scenario, role: str) -> tuple[Flags, dict[str, object]]:
+    """Flags and variables of a vLLM server that reads embeddings. Empty for decode servers, and without encode
+    instances.
+    """
+    if scenario.encode is None or role == "decode":
+        return [], {}
+    return [("ec-transfer-config", _reading(scenario.encode, "ec_consumer"))], {"VLLM_USE_V2_MODEL_RUNNER": 1}
+
+
+def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]]) -> None:
+    """Adds vLLM's proxy of encode instances, which takes the place of a router."""
+
+    def urls(role: str) -> Expanded:
+        return Expanded(",".join(place.url for place in at[role]))
+
+    is_pair = scenario.aggregated is None
+    flags: Flags = [
+        ("host", HOST),
+        ("port", GATEWAY_PORT),
+        ("no-rewrite", True),
+        ("encode-servers-urls", urls("encode")),
+        ("prefill-servers-urls", urls("prefill") if is_pair else "disable"),
+        ("decode-servers-urls", urls("decode" if is_pair else "aggregated")),
+    ]
+    made.add("gateway", ["python", PROXY], flags)
+    made.notes.append(f"gateway: {PROXY} is an example of vLLM's repository; it picks servers at random")
+    made.notes.append("encode.cache: the simulator evicts no embeddings from it")
+
+
+def _reading(encode: EncodeSettings, role: str) -> str:
+    """The JSON of --ec-transfer-config."""
+    extra = {"ec_cpu_bytes": encode.cache, "ec_enable_nixl": True}
+    found = {"ec_connector": "ECCPUConnector", "ec_role": role, "ec_connector_extra_config": extra}
+    return json.dumps(found, separators=(",", ":"))

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pdsim.launch import host_memory
+from pdsim.launch import encoding, host_memory
+from pdsim.launch.bench_serving import image_size
 from pdsim.launch.commands import (
     DRIVES,
     FIRST_BOOTSTRAP_PORT,
@@ -139,6 +140,7 @@ SERVER_RULES: dict[str, Rule] = {
 """What a launch does with each field of vLLM's servers. `own_ways` has notes on differences."""
 RULES: dict[str, Rule] = {
     **SERVER_RULES,
+    **encoding.VLLM_ENCODE_RULES,
     "*.dp": _same_dp,
     "router.queue": "vLLM's router holds no request back while servers are busy; leave it out",
     "router.prefill": one_of(ROUTING_POLICIES, "vLLM's router"),
@@ -162,6 +164,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
     if any(isinstance(policy, StickyLeastLoaded) for policy in policies):
         made.notes.append("router: sticky_least_loaded: vLLM's router keeps sessions of clients that send X-Session-ID")
     at, scenario = places(scenario), resolved(scenario)
+    encoders = at.pop("encode", [])
     connector = scenario.network.transport.partition("-")[0]
     for role, servers_at in at.items():
         servers: ServerSettings = getattr(scenario, role)
@@ -169,14 +172,20 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
         transport = scenario.network.transport if role in KV_ROLES else None
         moved = transfer_config(scenario, transport, KV_ROLES.get(role, "kv_both"), servers)
         settings.append(("kv-transfer-config", moved))
+        reading, of_reading = encoding.reader_settings(scenario, role)
+        settings += reading
         for index, place in enumerate(servers_at):
             for rank, host in enumerate(place.hosts):
-                variables = environment(place, host, servers, connector if role in KV_ROLES else None)
+                variables = environment(place, host, servers, connector if role in KV_ROLES else None) | of_reading
                 if role == "prefill" and connector == "mooncake":
                     variables["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = FIRST_BOOTSTRAP_PORT + index
                 name = f"{role}-{index}" + (f"-host-{rank}" if len(place.hosts) > 1 else "")
                 made.add(name, ["vllm", "serve", model], _at_host(place, rank, settings), **variables)
-    made.add("gateway", ["vllm-router"], _router_flags(scenario, at, connector))
+    if encoders:
+        encoding.add_vllm_encode_instances(made, scenario, encoders, model)
+        encoding.add_proxy(made, scenario, at | {"encode": encoders})
+    else:
+        made.add("gateway", ["vllm-router"], _router_flags(scenario, at, connector))
     add_load(made, scenario, source, model)
     return made
 
@@ -362,7 +371,8 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 
 def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds the command of `vllm bench serve`. If that cannot send the load: a trace that AIPerf sends."""
-    requests, dataset = _dataset(scenario.workload)
+    requests, dataset = _dataset(scenario.workload, scenario.model)
+    has_images = ("dataset-name", "random-mm") in dataset
     client = scenario.client
     sent = pace(client)
     if isinstance(client, OpenLoop) and isinstance(client.arrivals, Gamma):
@@ -377,6 +387,7 @@ def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str
         ("num-prompts", requests),
         *dataset,
         *sent,
+        *([("backend", "openai-chat"), ("endpoint", "/v1/chat/completions")] if has_images else []),
         ("ignore-eos", True),
         ("seed", scenario.seed),
         ("label", scenario.name),
@@ -386,7 +397,7 @@ def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str
     made.add("load", ["vllm", "bench", "serve"], flags)
 
 
-def _dataset(workload: Any) -> tuple[int, Flags]:
+def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
     """Number of prompts, and the options with which vLLM's client generates them. No options: the client cannot
     generate them.
     """
@@ -402,8 +413,14 @@ def _dataset(workload: Any) -> tuple[int, Flags]:
     if isinstance(workload, RandomLengths):
         inputs, outputs = _centre(workload.input_tokens), _centre(workload.output_tokens)
         if inputs is not None and outputs is not None and inputs[1] == outputs[1]:
+            images: Flags = []
+            if (size := image_size(workload, model)) is not None:
+                num_images, height, width = size
+                images = [("random-mm-base-items-per-request", num_images)]
+                images.append(("random-mm-bucket-config", f"{{({height}, {width}, 1): 1}}"))
             return workload.num_requests, [
-                ("dataset-name", "random"),
+                ("dataset-name", "random-mm" if images else "random"),
+                *images,
                 ("random-input-len", inputs[0]),
                 ("random-output-len", outputs[0]),
                 ("random-range-ratio", f"{inputs[1]:.12g}"),

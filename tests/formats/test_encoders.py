@@ -4,7 +4,7 @@ import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
 from pdsim.launch import ENGINES
-from tests.launch.sample import ENCODE, scenario
+from tests.launch.sample import ENCODE, VLLM_ENCODE, scenario
 
 
 def imported(tmp_path, commands, notes=()):
@@ -44,3 +44,23 @@ def test_several_ranks_of_an_encode_server_are_instances_of_their_own(tmp_path):
     assert found.data["encode"] == {"gpu": "h100", "instances": 4}
     assert found.data["aggregated"]["instances"] == 1
     assert any("simulated as zmq_to_scheduler" in line for line in found.aside)
+
+
+def test_what_a_launch_of_vllm_starts_is_read_back(tmp_path):
+    made_of = scenario(*VLLM_ENCODE, ("encode.step_tokens", "4000"))
+    made = ENGINES["vllm"](made_of, ["s.yaml"], "Qwen/Qwen3-VL-8B-Instruct")
+    found = imported(tmp_path, made.commands, made.notes)
+    cache = f"{1 << 30} B"
+    expected = {"gpu": "h100", "instances": 2, "cache": cache, "transport": "nixl-rdma", "step_tokens": 4000}
+    assert found.data["encode"] == expected
+    assert not any("encode" in line or "ec-transfer" in line for line in [*found.aside, *found.assumed])
+    assert found.data["prefill"].keys() & {"encode_transport", "encode_cache"} == set()
+
+
+def test_another_connector_of_vllm_is_simulated_as_the_one_that_reads(tmp_path):
+    server = "vllm serve Qwen/Qwen3-VL-8B-Instruct --ec-transfer-config"
+    roles = {"a": "ec_consumer", "b": "ec_producer"}
+    config = '{"ec_connector": "ECExampleConnector", "ec_role": "ROLE"}'
+    found = imported(tmp_path, {name: f"{server} '{config.replace('ROLE', role)}'" for name, role in roles.items()})
+    assert found.data["encode"] == {"gpu": "h100", "instances": 1, "transport": "nixl-rdma"}
+    assert any("simulated as ECCPUConnector with ec_enable_nixl" in line for line in found.aside)

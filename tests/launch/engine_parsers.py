@@ -247,6 +247,7 @@ take an engine's flags and Dynamo's own.
 JSON_FIELDS = {
     "vllm --kv-events-config": ("vllm", "vllm/config/kv_events.py", "KVEventsConfig"),
     "vllm --kv-transfer-config": ("vllm", "vllm/config/kv_transfer.py", "KVTransferConfig"),
+    "vllm --ec-transfer-config": ("vllm", "vllm/config/ec_transfer.py", "ECTransferConfig"),
     "vllm --eplb-config": ("vllm", "vllm/config/parallel.py", "EPLBConfig"),
     "sglang --kv-events-config": ("sglang", "sglang/srt/disaggregation/kv_events.py", "KVEventsConfig"),
 }

@@ -161,6 +161,7 @@ OTHER = {
     "encode.instances": [],
     "encode.gpu": [],
     "encode.max_batch_size": [],
+    "encode.step_tokens": [],
     "encode.cache": [],
     "encode.transport": [],
     "faults": ["[{kill: decode-0, at: 1 s}]"],
@@ -209,6 +210,8 @@ HISPARSE += [("decode", "{gpu: h200, tp: 8, hisparse: {miss_rate: 0.1, host_to_d
 ENCODE = [("model", "qwen3-vl-8b"), ("encode", "{gpu: h100, instances: 2, cache: 1 GiB}"), ("health", None)]
 ENCODE += [("network.staging", None), ("workload", IMAGES)]
 """Changes that add encode instances, and a load with images."""
+VLLM_ENCODE = [*ENCODE, ("encode.transport", "nixl-rdma"), ("network.transport", "nixl-rdma")]
+"""As ENCODE, for vLLM."""
 
 
 def text(engine, made_of):

@@ -19,7 +19,7 @@ import pytest
 from pdsim.launch import ENGINES
 from pdsim.scenario.yaml_file import ConfigError
 from tests.launch import engine_parsers
-from tests.launch.sample import AGGREGATED, ALONE, ENCODE, HISPARSE, OTHER, WIDE, WITHOUT, sample, scenario
+from tests.launch.sample import AGGREGATED, ALONE, ENCODE, HISPARSE, OTHER, VLLM_ENCODE, WIDE, WITHOUT, sample, scenario
 
 LISTED = Path(__file__).with_name("engine_flags.txt")
 OF_OTHERS = re.compile(r"CUDA_|DYN_|MC_|SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB")
@@ -70,7 +70,7 @@ def commands():
         without = [(section, None) for section in WITHOUT[engine]]
         changes = [[*without, change] for change in sample(OTHER, engine) if not change[0].startswith(WITHOUT[engine])]
         changes += [[*ALONE, (f"aggregated.{name}", value)] for name, value in sample(AGGREGATED, engine)]
-        changes += [ENCODE] if engine == "sglang" else []
+        changes += [ENCODE] if engine == "sglang" else [VLLM_ENCODE] if engine == "vllm" else []
         changes += [HISPARSE, WIDE, [*WIDE, ("prefill.load_balance_method", "total_tokens")]]
         for change in changes:
             try:

@@ -1,9 +1,11 @@
-"""Reads the encode instances of a deployment with SGLang (EPD), the inverse of pdsim/launch/encoding.py."""
+"""Reads the encode instances of a deployment (EPD), the inverse of pdsim/launch/encoding.py."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdsim.formats.deployments.readers import Read, Reader, Value, is_flag, nothing, of_server, text_of
+from pdsim.inputs import whole
 
 _CACHE_MB = 4096
 """SGLang's default of SGLANG_VLM_CACHE_SIZE_MB on encode instances (0.5.23, disaggregation/encoder/server.py:643)."""
@@ -37,6 +39,23 @@ OPTIONS: dict[str, Reader] = {
 """Readers of options of encode instances, and of servers that wait for embeddings."""
 
 
+def _ec_transfer(read: Read, value: Value) -> None:
+    """Reads --ec-transfer-config of vLLM."""
+    config = json.loads(text_of(value))
+    extra = config.get("ec_connector_extra_config") or {}
+    read.server["encode_transport"] = "nixl-rdma"
+    if config.get("ec_connector") != "ECCPUConnector" or str(extra.get("ec_enable_nixl")).lower() not in ("true", "1"):
+        read.aside.append("--ec-transfer-config: simulated as ECCPUConnector with ec_enable_nixl")
+    if "ec_cpu_bytes" in extra:
+        read.server["encode_cache"] = f"{whole(str(extra['ec_cpu_bytes']))} B"
+    if config.get("ec_role") == "ec_producer":
+        read.server["role"] = "encode"
+
+
+VLLM_OPTIONS: dict[str, Reader] = {"ec-transfer-config": _ec_transfer}
+"""Readers of options of vLLM's encode instances, and of servers that read embeddings."""
+
+
 def encode_section(
     given: Mapping[str, Any], num_instances: int, variables: Mapping[str, str], assumed: list[str]
 ) -> dict[str, Any]:
@@ -57,7 +76,9 @@ def encode_section(
     batch, size = (variables.get(f"SGLANG_{name}", "") for name in ("ENCODER_MAX_BATCH_SIZE", "VLM_CACHE_SIZE_MB"))
     if batch.isdecimal():
         found["max_batch_size"] = int(batch)
-    if given.get("encode_cache"):
+    if isinstance(given.get("encode_cache"), str):
+        found["cache"] = given["encode_cache"]
+    elif given.get("encode_cache"):
         found["cache"] = f"{int(size) if size.isdecimal() else _CACHE_MB} MiB"
     if "encode_transport" in given:
         found["transport"] = given["encode_transport"]

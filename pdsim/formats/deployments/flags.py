@@ -314,6 +314,7 @@ VLLM: dict[str, Reader] = {
     "cuda-graph-sizes": of_common("cost.graph_sizes", sizes_of),
     "speculative-config": _speculative,
     "kv-transfer-config": _transfer_config,
+    **encoders.VLLM_OPTIONS,
     "kv-offloading-size": _offload_gibibytes,
     "disaggregation-mode": of_server("role", text_of),
     "is-prefill-worker": of_server("role", lambda _: "prefill"),

@@ -276,6 +276,8 @@ def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str
         named = found.data["prefill" if "prefill" in found.data else "aggregated"]["gpu"]
         found.assumed.append(f"encode.gpu: {named}: as the servers that compute prompts; no file names another")
     found.data["encode"] = {"gpu": named, **section}
+    if group and "rank_chunk_tokens" in group[0].read.server:  # vLLM's
+        found.data["encode"]["step_tokens"] = group[0].read.server["rank_chunk_tokens"]
     if any(one.read.server.get("tp", 1) > 1 for one in group):
         found.assumed.append("encode: one GPU each: pdsim does not divide an encode instance over several")
     if group:
