@@ -147,6 +147,13 @@ def test_a_rest_follows_each_decode_step_and_no_forward():
     assert resting.prefill_ns(prefill((0, 1)), 0) == 3
 
 
+@pytest.mark.parametrize("added", [{}, {"host_overhead": DecodeHostOverhead(prefill_ns=50)}, {"speedup": (2, 1)}])
+def test_a_forward_is_priced_by_its_model_alone_only_if_nothing_is_added(added):
+    lines = AffineModel(Affine(prefill_base_ns=300))
+    times = StepTimes(prefill=lines, decode=lines, **added)
+    assert times.forward_ns(prefill((0, 1)), 0) == times.prefill_ns(prefill((0, 1)), 0)
+
+
 @given(st.integers(1, 5000), st.integers(0, 3000), st.integers(1, 64))
 def test_a_table_of_points_on_a_line_is_the_line(num_tokens, num_context_tokens, batch):
     """Between its entries; what is beside them is as in affine."""
