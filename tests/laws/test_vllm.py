@@ -291,6 +291,16 @@ def test_any_number_of_requests_may_have_kv_on_its_way():
     assert max(row.levels.num_transferring for row in traced.records.levels if row.instance_id == "decode-0") > 2
 
 
+def test_one_step_gives_pages_to_any_number_of_computed_prompts():
+    d = build_machine(small(request(0, 9, 9), decode__max_running_requests=1, **VLLM), "decode-0")
+    assert isinstance(d, DecodeInstance)
+    for i in range(3):
+        d.on_message(NewRequest(i, i, Spans.of(i, 9), 9, "prefill-0", "decode-0"), 0)
+        d.on_message(PromptComputed(i), 0)
+    d.next_step(0)
+    assert list(d.transferring) == [0, 1, 2]
+
+
 def test_a_request_that_fails_on_its_way_takes_no_slot():
     d = build_machine(small(request(0, 9, 9), decode__max_running_requests=1, **VLLM), "decode-0")
     assert isinstance(d, DecodeInstance)

@@ -253,9 +253,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     def _admit(self, commands: list[m.Command]) -> None:
         aborted: list[DecodeRequest] = []
-        num_slots = self._num_slots
         num_buffers = self._max_transferring - len(self.transferring) - len(self._releases.held)
-        while request := self.queue.admit_next(self, num_slots, num_buffers):
+        while request := self.queue.admit_next(self, self._num_slots, num_buffers):  # with vLLM, slots change
             num_buffers -= 1
             self.transferring[request.request_id] = request
             if request.is_aborted:  # which is seen only when all are admitted

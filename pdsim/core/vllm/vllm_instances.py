@@ -305,7 +305,7 @@ class VllmDecodeInstance(DecodeInstance):
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
         """Gives running requests pages for the next step. If no request is preempted, arrived requests join the batch
         and queued requests are admitted. Returns the number of steps until the next call, and whether the batch
-        changed.
+        changed. After a preemption, a step that computes nothing is chosen again at once.
         """
         self._preempts = joined = False
         num_available_pages = self.num_available_pages
@@ -317,7 +317,7 @@ class VllmDecodeInstance(DecodeInstance):
         for _ in self.batch.make_room(self._preemption_policy, self):
             raise AssertionError("there was room")
         if self._preempts or not begins:
-            return 1, self._preempts
+            return 1, self._preempts and not self._builder.is_midway
         ask_again_steps = self._take_in(commands)
         if self.queue.queued and self.num_available_pages < num_available_pages:
             ask_again_steps = 1  # its pages are taken, its tokens not yet counted: afterwards the policy may admit
