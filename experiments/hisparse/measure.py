@@ -12,15 +12,17 @@ HERE = Path(__file__).resolve().parent
 SPANS = (
     ("#ifdef USE_ROCM\nconstexpr int WARP_SIZE", "template <int BLOCK_SIZE>\n__global__"),
     ("__device__ __forceinline__ int warp_inclusive_scan", "void load_cache_to_device_buffer(\n"),
+    ("// Copy-only swap-in for shared-index", "void copy_cache_planned(\n"),
 )
-"""Beginning and end of each part of the file that needs nothing of SGLang's other files."""
+"""Beginning and end of each part of the file that needs nothing of SGLang's other files. Before each end but the first
+are the template parameters of a function that is left out.
+"""
 
 
 def kernel_of(text: str) -> str:
-    """The kernel and what it calls. The template parameters of the function behind it are cut off."""
-    parts = [text[text.index(begin) : text.index(end)] for begin, end in SPANS]
-    parts[-1] = parts[-1][: parts[-1].rindex("template <")]
-    return "\n".join(parts)
+    """The two kernels and what they call."""
+    first, *others = [text[text.index(begin) : text.index(end)] for begin, end in SPANS]
+    return "\n".join([first, *(part[: part.rindex("template <")] for part in others)])
 
 
 def main(source: str, rows: str) -> None:

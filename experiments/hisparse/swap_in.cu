@@ -1,4 +1,5 @@
-// Times SGLang's swap-in kernel for one layer. KERNEL is the text of its hisparse.cuh, cut out by measure.py.
+// Times SGLang's swap-in kernel for one layer, and its kernel that copies the same tokens for a layer that shares the
+// index. KERNEL is the text of its hisparse.cuh, cut out by measure.py.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@ namespace sglang {
 }
 
 constexpr int BLOCK = 960, TOP_K = 2048, BUFFER = 4096, PAGE = 64, WIDTH = BUFFER + PAGE, ROUNDS = 24;
+constexpr int COPY_BLOCK = 1024, COPY_BLOCKS = 4;  // copy_cache_planned_mla, _prefetch_copy_blocks
 constexpr int64_t CONTEXT = 65536, POOL = 1 << 20;
 
 #define CHECK(call)                                                             \
@@ -76,10 +78,37 @@ void measure(int batch, int64_t context, int misses, int64_t item_bytes, void* h
   CHECK(cudaDeviceSynchronize());
   float ms;
   cudaEventElapsedTime(&ms, start, end);
-  std::printf("%d,%ld,%d,%ld,%.2f\n", batch, long(context), misses, long(item_bytes), 1e3 * ms / (ROUNDS - warm));
+  std::printf("swap_in,%d,%ld,%d,%ld,%.2f\n", batch, long(context), misses, long(item_bytes), 1e3 * ms / (ROUNDS - warm));
   for (void* one : {(void*)d_chosen, (void*)d_held, (void*)d_slots, (void*)d_real, (void*)d_locs, (void*)d_requests,
                     (void*)d_lengths, (void*)d_lru, (void*)d_out})
     cudaFree(one);
+}
+
+void measure_copies(int batch, int misses, int64_t item_bytes, void* host, void* device) {
+  std::vector<int64_t> sources(int64_t(batch) * TOP_K);
+  std::vector<int32_t> targets(sources.size()), counts(batch, misses), real{batch};
+  std::mt19937_64 draw(1);
+  for (size_t i = 0; i < sources.size(); i++) {
+    sources[i] = draw() % POOL;
+    targets[i] = (i / TOP_K) * WIDTH + i % TOP_K;
+  }
+  auto* d_sources = on_gpu(sources);
+  auto *d_targets = on_gpu(targets), *d_counts = on_gpu(counts), *d_real = on_gpu(real);
+  cudaEvent_t start, end;
+  cudaEventCreate(&start);
+  cudaEventCreate(&end);
+  const int warm = 4;
+  for (int round = 0; round < ROUNDS; round++) {
+    if (round == warm) cudaEventRecord(start);
+    sglang::copy_cache_planned_kernel<COPY_BLOCK, true, false, false><<<COPY_BLOCKS, COPY_BLOCK>>>(
+        d_sources, d_targets, d_counts, d_real, host, nullptr, device, nullptr, TOP_K, item_bytes);
+  }
+  cudaEventRecord(end);
+  CHECK(cudaDeviceSynchronize());
+  float ms;
+  cudaEventElapsedTime(&ms, start, end);
+  std::printf("copy,%d,%ld,%d,%ld,%.2f\n", batch, long(CONTEXT), misses, long(item_bytes), 1e3 * ms / (ROUNDS - warm));
+  for (void* one : {(void*)d_sources, (void*)d_targets, (void*)d_counts, (void*)d_real}) cudaFree(one);
 }
 
 int main() {
@@ -88,11 +117,14 @@ int main() {
   CHECK(cudaHostAlloc(&host, POOL * largest, cudaHostAllocDefault));
   CHECK(cudaMalloc(&device, 256 * WIDTH * largest));
   CHECK(cudaMalloc(&copied, POOL * largest));
-  std::printf("batch,context_tokens,missed_tokens,token_bytes,layer_us\n");
+  std::printf("kernel,batch,context_tokens,missed_tokens,token_bytes,layer_us\n");
   for (int64_t item_bytes : {1152, 656})
     for (int batch : {1, 2, 4, 8, 16, 32, 64, 128, 256}) {
       measure(batch, BUFFER, 0, item_bytes, host, device);
-      for (int misses : {0, 20, 64, 205, 512, 1024, 2048}) measure(batch, CONTEXT, misses, item_bytes, host, device);
+      for (int misses : {0, 20, 64, 205, 512, 1024, 2048}) {
+        measure(batch, CONTEXT, misses, item_bytes, host, device);
+        measure_copies(batch, misses, item_bytes, host, device);
+      }
     }
   cudaEvent_t start, end;
   cudaEventCreate(&start);

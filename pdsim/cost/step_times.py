@@ -258,7 +258,7 @@ class StepTimes:
         """Returns the line of a decode step, including its copies between host memory and GPU."""
         if self.swaps is None or not isinstance(step, HiSparseStep):
             return line
-        return line.later(self.swaps.step_ns(step))
+        return line.later(self.swaps.step_ns(step, line.base >> FRACTION_BITS))
 
     def num_computed(self, num_requests: int) -> int:
         """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""
@@ -342,7 +342,8 @@ class StepTimes:
         terms["host between steps"] = self.host_overhead.ns(num_requests)
         terms["launches without a graph"] = max(0.0, line.base / (1 << FRACTION_BITS) - sum(terms.values()))
         if self.swaps is not None:
-            terms["copies from host memory"] = self.swaps.usual_ns(num_requests, num_context_tokens / num_requests)
+            usual = (num_requests, num_context_tokens / num_requests, line.base >> FRACTION_BITS)
+            terms["copies from host memory"] = self.swaps.usual_ns(*usual)
         kv = line.per_context_token * num_context_tokens + line.per_distinct_token * num_distinct_tokens
         return {**terms, "reading KV": kv / (1 << FRACTION_BITS)}
 

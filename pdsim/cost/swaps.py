@@ -1,8 +1,10 @@
 """Times of the copies between host memory and GPU that decode steps with HiSparse wait for.
 
-In each layer, a kernel finds the chosen tokens that a request's buffer lacks, and copies them from host memory. Each
-request has one block of threads, which copies its tokens in turn. Blocks share the host link. The times of the kernel
-are those of SGLang 0.5.23's on an H200 (experiments/hisparse); those of other GPUs are assumed to be equal.
+In each layer with an indexer, a kernel finds the chosen tokens that a request's buffer lacks, and copies them from host
+memory. Each request has one block of threads, which copies its tokens in turn. Blocks share the host link. Layers that
+share the index lack the same tokens; other kernels copy them one layer after another, while earlier layers compute.
+
+Times of the kernels are those of SGLang 0.5.23's on an H200 (experiments/hisparse), and are assumed for other GPUs.
 """
 
 from pdsim.core.messages import HiSparseStep
@@ -12,6 +14,9 @@ FIND_NS, SHORT_NS = 11_200, 5_000
 """Time in ns of the kernel without copies: if the KV of a request does not fit its buffer, and if all KV fits."""
 TOKEN_NS = 118.5
 """Time in ns in which a block copies one token of one layer, if the host link is not the bottleneck."""
+COPY_NS, COPY_TOKEN_NS = 4_800, 28.0
+"""Time in ns of a kernel that copies tokens of a layer that shares the index: without tokens, and for each token of any
+request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +28,8 @@ class SwapCosts:
     """
 
     num_layers: int
+    num_index_layers: int
+    """Number of layers with an indexer."""
     token_bytes: int
     """KV bytes of one token on one rank, over all layers."""
     buffer_tokens: int
@@ -35,22 +42,31 @@ class SwapCosts:
     """Rate in bytes per second of copies to the GPU."""
     save_bandwidth: float
 
-    def step_ns(self, step: HiSparseStep) -> int:
-        """Time in ns by which copies prolong each step."""
+    def step_ns(self, step: HiSparseStep, computing_ns: int) -> int:
+        """Time in ns by which copies prolong each step. computing_ns: duration of the step without reading KV."""
         filled = step.num_filled_tokens * self.token_bytes / self.load_bandwidth
         saved = step.num_saved_tokens * self.token_bytes / self.save_bandwidth
-        return round(1e9 * (filled + saved) + self._swap_ns(step))
+        return round(1e9 * (filled + saved) + self._swap_ns(step, computing_ns / self.num_layers))
 
-    def usual_ns(self, num_requests: int, context_tokens: float) -> int:
+    def usual_ns(self, num_requests: int, context_tokens: float, computing_ns: int) -> int:
         """Time in ns by which copies prolong a step without new requests. context_tokens: KV tokens of each request."""
         num_long = num_requests if context_tokens > self.buffer_tokens else 0
-        return self.step_ns(HiSparseStep(0, (), (), num_requests, 0, 0, 1, 0, 0, num_long, num_requests))
+        step = HiSparseStep(0, (), (), num_requests, 0, 0, 1, 0, 0, num_long, num_requests)
+        return self.step_ns(step, computing_ns)
 
-    def _swap_ns(self, step: HiSparseStep) -> float:
-        """Time in ns of the kernels of all layers."""
-        if not step.num_first_requests and not step.num_long_requests:
-            return self.num_layers * SHORT_NS
+    def _swap_ns(self, step: HiSparseStep, layer_ns: float) -> float:
+        """Time in ns by which the kernels of all layers prolong a step. layer_ns: time of one layer's computation.
+
+        A layer that shares the index waits for what its copies take longer than the layer before it.
+        """
         missed = self.chosen_tokens * (step.num_first_requests + self.miss_rate * step.num_long_requests)
+        late_ns = max(0.0, COPY_NS + COPY_TOKEN_NS * missed - layer_ns)
+        return self.num_index_layers * self._find_ns(step, missed) + (self.num_layers - self.num_index_layers) * late_ns
+
+    def _find_ns(self, step: HiSparseStep, missed: float) -> float:
+        """Time in ns of the kernel of one layer with an indexer. missed: number of tokens that it copies."""
+        if not step.num_first_requests and not step.num_long_requests:
+            return SHORT_NS
         largest = self.chosen_tokens * (1 if step.num_first_requests else self.miss_rate)
-        link_ns = 1e9 * missed * self.token_bytes / self.load_bandwidth
-        return self.num_layers * FIND_NS + max(link_ns, self.num_layers * largest * TOKEN_NS)
+        link_ns = 1e9 * missed * self.token_bytes / self.num_layers / self.load_bandwidth
+        return FIND_NS + max(link_ns, largest * TOKEN_NS)

@@ -10,7 +10,15 @@ from pdsim.dataclass import dataclass
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
 from pdsim.system.encoder import VisionEncoder
-from pdsim.system.model import DTYPE_BYTES, GroupedQueryAttention, KvDtype, LatentAttention, ModelSpec, StateDtype
+from pdsim.system.model import (
+    DTYPE_BYTES,
+    INDEX_LAYER_BYTES,
+    GroupedQueryAttention,
+    KvDtype,
+    LatentAttention,
+    ModelSpec,
+    StateDtype,
+)
 from pdsim.system.states import (
     CHUNK_TOKENS,
     KERNEL_BLOCK_TOKENS,
@@ -112,8 +120,9 @@ class Layout:
     """Draft model whose weights are on the same GPUs. None: there is no draft model."""
     num_verified_tokens: int = 1
     """Number of tokens per request that one decode step computes."""
-    index_ratio: int = 1
-    """Number of tokens whose indexer keys the GPU holds, for each token of the pool."""
+    hisparse_ratio: int | None = None
+    """Number of tokens in host memory for each token of the pool. The GPU holds indexer keys of all these tokens in all
+    layers (SGLang 0.5.23, model_executor/pool_configurator.py:594). None: all KV is on the GPU."""
     kv_dtype: KvDtype
     state_dtype: StateDtype = "fp32"
 
@@ -243,7 +252,9 @@ class Layout:
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
         if engine == "sglang":
-            whole += (self.index_ratio - 1) * attention.index_token_bytes
+            if self.hisparse_ratio is not None:
+                keys = INDEX_LAYER_BYTES * attention.num_layers
+                whole += self.hisparse_ratio * keys - attention.index_token_bytes
             return whole + attention.WINDOW_POOL_RATIO * window
         if self.model.state is not None:
             whole = round(whole * self.state_blocks.padding)

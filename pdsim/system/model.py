@@ -22,6 +22,9 @@ KV_DTYPES: dict[str, KvDtype] = {"float32": "fp32", "bfloat16": "bf16"}
 
 StateDtype = Literal["fp32", "fp16", "bf16"]
 
+INDEX_LAYER_BYTES = 132
+"""Bytes of an indexer's key of one token in one layer: 128 in fp8, and a scale (SGLang 0.5.23,
+model_executor/pool_configurator.py:568)."""
 STATE_DTYPE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 DTYPE_BYTES: dict[KvDtype | Dtype, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "fp4": 0.5625, "int4": 0.52, "int8": 1.02}
 """Bytes per element. fp4: including the scales of groups of 16, as in NVFP4 (MXFP4: groups of 32). int4 and int8:
@@ -141,6 +144,11 @@ class LatentAttention:
     index_token_bytes: int = 0
     """Bytes per token of the indexer keys of all layers: fp8 with scales, for every data type of KV (SGLang 0.5.23,
     model_executor/pool_configurator.py:560; vLLM 0.33.0, models/deepseek_v2.py:732)."""
+
+    @property
+    def num_index_layers(self) -> int:
+        """Number of layers with an indexer. Other layers of sparse attention use the index of an earlier layer."""
+        return self.index_token_bytes // INDEX_LAYER_BYTES
 
     @property
     def window_share(self) -> float:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pdsim.core.messages import HiSparseStep
 from pdsim.cost.swaps import SwapCosts
 from pdsim.scenario.building.cluster import build
+from pdsim.scenario.building.sizing import layout_of
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import examples, request, run, run_both_ways, small
 
@@ -135,26 +136,53 @@ def test_decode_time_is_a_closed_form_of_the_miss_rate(rate, prompt, filled, fir
     assert record.end_ns - record.first_token_ns == pytest.approx(expected, abs=40)
 
 
-def test_the_kernel_takes_as_long_as_measured():
-    """SGLang's kernel on an H200: 5 % at the median."""
+def kernel_us(row) -> float:
+    """Time of one layer's kernel, as simulated, where nothing else computes."""
+    batch, fits = int(row["batch"]), int(row["context_tokens"]) <= 2 * TOP_K
+    one = SwapCosts(
+        num_layers=1,
+        num_index_layers=int(row["kernel"] == "swap_in"),
+        token_bytes=int(row["token_bytes"]),
+        buffer_tokens=2 * TOP_K,
+        chosen_tokens=TOP_K,
+        miss_rate=int(row["missed_tokens"]) / TOP_K,
+        load_bandwidth=0.74 * 64e9,
+        save_bandwidth=1,
+    )
+    return one.step_ns(HiSparseStep(0, (), (), batch, 0, 0, 1, 0, 0, 0 if fits else batch, 0), 0) / 1e3
+
+
+@pytest.mark.parametrize(("kernel", "most"), [("swap_in", 0.45), ("copy", 0.7)])
+def test_kernels_take_as_long_as_measured(kernel, most):
+    """SGLang's kernels on an H200: 6 % at the median. Those that copy nothing vary most."""
     rows = csv.DictReader((ROOT / "experiments/hisparse/swap_in.csv").read_text().splitlines())
-    errors = []
-    for row in rows:
-        batch, missed, layer_us = int(row["batch"]), int(row["missed_tokens"]), float(row["layer_us"])
-        fits = int(row["context_tokens"]) <= 2 * TOP_K
-        one = SwapCosts(
-            num_layers=1,
-            token_bytes=int(row["token_bytes"]),
-            buffer_tokens=2 * TOP_K,
-            chosen_tokens=TOP_K,
-            miss_rate=missed / TOP_K,
-            load_bandwidth=0.74 * 64e9,
-            save_bandwidth=1,
-        )
-        step = HiSparseStep(0, (), (), batch, 0, 0, 1, 0, 0, 0 if fits else batch, 0)
-        errors.append(abs(one.step_ns(step) / 1e3 / layer_us - 1))
-    assert median(errors) < 0.06
-    assert max(errors) < 0.26
+    errors = [abs(kernel_us(row) / float(row["layer_us"]) - 1) for row in rows if row["kernel"] == kernel]
+    assert median(errors) < 0.07
+    assert max(errors) < most
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.05, 0.5])
+def test_copies_for_layers_that_share_an_index_overlap_with_computation(rate):
+    """GLM-5.2: 21 of 78 layers have an indexer. A step computes 10 ms, so that a layer takes 128 µs."""
+    scenario = hisparse(request(0, 5000, 40), rate=rate, model="glm-5.2")
+    record, costs = run(scenario).records.requests[0], copies(scenario)
+    assert (costs.num_layers, costs.num_index_layers) == (78, 21)
+    layer_ns, moved = 1e7 / 78, [TOP_K] + 38 * [rate * TOP_K]
+    find_ns = sum(11_200 + missed * 118.5 for missed in moved)
+    late_ns = sum(max(0, 4_800 + 28 * missed - layer_ns) for missed in moved)
+    save_ns = 38e9 * costs.token_bytes / costs.save_bandwidth
+    expected = 39 * 1e7 + 21 * find_ns + 57 * late_ns + save_ns
+    assert record.end_ns - record.first_token_ns == pytest.approx(expected, abs=40)
+
+
+def test_the_gpu_holds_indexer_keys_of_all_layers_and_of_all_tokens_in_host_memory():
+    """132 bytes a token and layer; KV of 1,152. GLM-5.2 without HiSparse has indexers in 21 of its 78 layers."""
+    without, found = (
+        layout_of(hisparse(model="glm-5.2", ratio=4, **changes), "decode")._mean_token_bytes("sglang")
+        for changes in ({"decode__hisparse": None}, {})
+    )
+    assert without == 78 * 1152 + 21 * 132
+    assert found == 78 * (1152 + 4 * 132)
 
 
 @pytest.mark.parametrize("prompt", [1000, 6000])
@@ -231,7 +259,6 @@ REFUSED = [
     ({"network__transport": "mooncake-nvlink"}, "GPU memory"),
     ({"engine_version": "0.5.12"}, "0.5.12"),
     ({"model": "qwen3-0.6b"}, "hisparse_hook.py:104"),
-    ({"model": "glm-5.2"}, "hisparse_coordinator.py:740"),
     ({"decode__hisparse": {"miss_rate": 0.1, "device_buffer_tokens": 1024}}, "factory.py:86"),
     ({"decode__hisparse": {"miss_rate": 0.1, "device_buffer_tokens": 2050}}, "allocator/hisparse.py:161"),
     ({"decode__hisparse": {}}, "miss_rate"),

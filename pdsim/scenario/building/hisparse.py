@@ -5,9 +5,6 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 
-_INDEX_LAYER_BYTES = 132
-"""Bytes of the indexer's key of one token in one layer: 128 in fp8, and a scale (0.5.23,
-model_executor/pool_configurator.py:568)."""
 _KV_DTYPES = ("bf16", "fp8")
 
 
@@ -39,9 +36,6 @@ def _wrong_model(layout: Layout) -> str:
     if not isinstance(attention, LatentAttention) or not attention.sparse_tokens or attention.compress_ratios:
         at = "0.5.23, arg_groups/hisparse_hook.py:104"
         return f"{name} has no DeepSeek sparse attention; SGLang also takes DeepSeek V4 and MiniMax M3 ({at})"
-    if attention.index_token_bytes < _INDEX_LAYER_BYTES * attention.num_layers:
-        at = "0.5.23, managers/hisparse_coordinator.py:740"
-        return f"layers of {name} share an index, for which SGLang prefetches KV; pdsim does not model this ({at})"
     if layout.kv_dtype not in _KV_DTYPES:
         return f"SGLang needs kv_dtype {' or '.join(_KV_DTYPES)} (0.5.23, arg_groups/hisparse_hook.py:64)"
     return ""

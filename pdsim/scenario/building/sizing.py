@@ -110,7 +110,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             num_draft_layers=scenario.num_draft_layers,
             draft=draft_model(decoding, model, load_model),
             num_verified_tokens=1 if role == "prefill" else decoding.num_verified_tokens,
-            index_ratio=settings.host_to_device_ratio,
+            hisparse_ratio=settings.hisparse_ratio,
             kv_dtype=scenario.kv_dtype,
             state_dtype=scenario.state_dtype,
         )

@@ -241,11 +241,14 @@ def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
         raise ConfigError(f"network.transport: {engine.name} ends in GPU memory, and decode.hisparse in host memory")
     assert hisparse.device_buffer_tokens is not None, "the scenario is not resolved"
     layout, copies = layout_of(scenario, role), copies_over_host_link(scenario, role)
+    attention = layout.model.attention
+    assert isinstance(attention, LatentAttention)
     return SwapCosts(
-        num_layers=layout.model.attention.num_layers,
+        num_layers=attention.num_layers,
+        num_index_layers=attention.num_index_layers,
         token_bytes=layout.read_token_bytes,
         buffer_tokens=hisparse.device_buffer_tokens,
-        chosen_tokens=layout.model.attention.window_tokens,
+        chosen_tokens=attention.window_tokens,
         miss_rate=hisparse.miss_rate,
         load_bandwidth=copies.load_bandwidth,
         save_bandwidth=copies.save_bandwidth,

@@ -205,15 +205,15 @@ class ServerSettings(Section):
         return self.tp if self.has_whole_experts else 1
 
     @property
-    def host_to_device_ratio(self) -> int:
-        """Number of tokens whose KV an instance can hold, for each of its pool_tokens."""
-        return 1
+    def hisparse_ratio(self) -> int | None:
+        """Number of tokens in host memory for each of the pool_tokens. None: all KV is on the GPU."""
+        return None
 
     @property
     def capacity_tokens(self) -> int:
         """Number of tokens whose KV an instance can hold. The settings must be resolved."""
         assert self.pool_tokens is not None, "the scenario is not resolved"
-        return self.pool_tokens * self.host_to_device_ratio
+        return self.pool_tokens * (self.hisparse_ratio or 1)
 
     @property
     def resolved_max_running(self) -> int:
@@ -359,8 +359,8 @@ class DecodeSettings(DecodingSettings):
     """
 
     @property
-    def host_to_device_ratio(self) -> int:
-        return 1 if self.hisparse is None else self.hisparse.host_to_device_ratio
+    def hisparse_ratio(self) -> int | None:
+        return None if self.hisparse is None else self.hisparse.host_to_device_ratio
 
     @model_validator(mode="after")
     def _has_what_servers_accept(self) -> Self:
