@@ -3,6 +3,7 @@
 import ast
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -262,8 +263,14 @@ def test_json_starts_without_what_only_tables_and_files_need(scenario):
     assert not loaded & {"rich", "matplotlib", "numpy", "pyarrow", "scipy", "multiprocessing", "subprocess"}
     own = [name.split(".")[1] for name in loaded if name.startswith("pdsim.")]
     simulator = {"core", "cost", "metrics", "policy", "scenario", "sim", "system", "workload"}
-    assert set(own) == {"cli", "dataclass", "files", "garbage", "inputs"} | simulator
-    assert len(own) <= 189, "a module more takes about a millisecond of each start"
+    assert set(own) == {"cli", "dataclass", "files", "garbage", "inputs", "signals"} | simulator
+    assert len(own) <= 193, "a module more takes about a millisecond of each start"
+
+
+def test_libraries_start_no_threads_and_the_users_own_choice_stays(capsys, monkeypatch):
+    monkeypatch.setattr(os, "environ", {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"})
+    output(capsys, "--version")
+    assert os.environ == {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def test_a_terminal_is_told_what_is_being_written(capsys, monkeypatch):
