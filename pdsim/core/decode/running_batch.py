@@ -147,7 +147,7 @@ class RunningBatch(Generic[RequestT]):
             self._cache.drop(request.lease)
         else:
             sequence = request.prompt.then(output)
-            self._cache.close(request.lease, sequence, request.num_kv_tokens, request.num_prompt_tokens)
+            self._cache.close(request.lease, sequence, self._num_cacheable(request), request.num_prompt_tokens)
 
     @property
     def num_opening_pages(self) -> int:
@@ -287,9 +287,13 @@ class RunningBatch(Generic[RequestT]):
         """
         if self.caches_unseen and self._cache.prefix_cache is not None:
             request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)
-            self._cache.close(request.lease, request.unseen, request.num_kv_tokens)
+            self._cache.close(request.lease, request.unseen, self._num_cacheable(request))
         else:
             self._cache.drop(request.lease)
+
+    def _num_cacheable(self, request: RequestT) -> int:
+        """Number of tokens of a request that leaves the batch whose KV the prefix cache may keep."""
+        return request.num_kv_tokens
 
     def _take_out(self, request_id: int) -> RequestT:
         if request_id in self._joined:

@@ -20,6 +20,8 @@ class LateBatch(RunningBatch[RequestT]):
         super().__init__(cache, wave_requests)
         self.closing: list[tuple[RequestT, TokenSequence]] = []
         """Ended requests that keep their pages, with their outputs."""
+        self.is_behind = False
+        """True: the result of the batch's last step came after the last choice of a step."""
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
         self.closing.append((request, output))
@@ -32,6 +34,15 @@ class LateBatch(RunningBatch[RequestT]):
                 super().close(request, output)
             else:
                 self.closing.append((request, output))
+
+    def _num_cacheable(self, request: RequestT) -> int:
+        """Leaves out the output of a step whose result vLLM handles after it has chosen the next step, because a block
+        is cached when its tokens are known (0.33.0, v1/core/sched/scheduler.py:2412).
+        """
+        num_tokens = super()._num_cacheable(request)
+        if not self.is_behind:
+            return num_tokens
+        return max(num_tokens - 1, min(num_tokens, request.num_scheduled_tokens))
 
 
 class MicroBatches(Generic[RequestT]):

@@ -203,6 +203,7 @@ class StagedVllmInstance(VllmDecodeInstance):
         messages, because a step was chosen without them.
         """
         for batch in self._late_batches:
+            batch.is_behind = False
             batch.close_ended()
         for request_id in [i for i in self._stale if not self._is_computed(i)]:
             self._builder.enqueue(self._stale.pop(request_id), first=True)
@@ -223,6 +224,8 @@ class StagedVllmInstance(VllmDecodeInstance):
         token.
         """
         self.batch, self._has_ended = self.micro.batches[self.micro.end()], True
+        if isinstance(self.batch, LateBatch):
+            self.batch.is_behind = True
         self._steps.popleft()
         begun = self._builder.begun
         assert isinstance(result, m.StepResult)
