@@ -285,6 +285,12 @@ def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
     return None if path.suffix in (".json", ".jsonl") else resolve(load_scenario(path, changes))
 
 
+_WHY_DIFFERENT = (
+    "Reasons for a difference: another release of pdsim made the run, the run's files were changed, or a policy "
+    "depends on a clock, on random, or on the order of a set."
+)
+
+
 def replay(
     run: Annotated[Path, Parameter(help="Run folder with a journal, simulated or real.")], *, json_: Json = False
 ) -> None:
@@ -306,7 +312,7 @@ def replay(
         if json_:
             print_json({"run": str(run), "identical": False, "difference": str(difference)})
         else:
-            print(f"{run}: {difference}", file=sys.stderr)
+            print(f"{run}: {difference}\n{_WHY_DIFFERENT}", file=sys.stderr)
         raise SystemExit(1) from None
     if json_:
         print_json({"run": str(run), "identical": True, "calls": count, "complete": is_proved or None})

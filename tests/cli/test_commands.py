@@ -114,7 +114,9 @@ def test_replay_against_another_policy_names_the_first_difference(capsys, scenar
     text = (run / "scenario.yaml").read_text()
     (run / "scenario.yaml").write_text(text.replace("reserved_tokens: 512", "reserved_tokens: 4000"))
     assert exit_code("replay", run) == 1
-    assert "decode-0.next_step" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "decode-0.next_step" in said
+    assert "another release of pdsim made the run" in said
 
 
 def test_the_resolved_scenario_runs_to_the_same_result(capsys, scenario, tmp_path):
