@@ -29,6 +29,9 @@ _COVERED = 0.5
 differences between servers is added to it."""
 MOST_REDUCED = 8
 """Number of GPUs of the largest all-reduce that was measured."""
+RING = 4
+"""Where NVSwitches do not add, a large all-reduce among more GPUs is taken to reach the share of NVLink that this
+number of GPUs reaches: 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
 WIDE_HEADS = 64
 """From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
 bytes."""

@@ -95,8 +95,14 @@ class LayerSums:
 class RankSums:
     """Times of giving the tokens of all data-parallel ranks to each GPU's experts, and of summing the results."""
 
-    def __init__(self, layout: Layout, num_layers: int, all_reduces: AllReduces) -> None:
-        """num_layers: number of layers with experts. all_reduces: those among all GPUs of the server."""
+    def __init__(self, layout: Layout, num_layers: int, all_reduces: AllReduces, bandwidth: float | None) -> None:
+        """num_layers: number of layers with experts. all_reduces: those among all GPUs of the server. bandwidth: bytes
+        per second at which a GPU copies activations; None: copies take no time.
+        """
+        copied_bytes = num_layers * 8 * layout.model.hidden_size
+        self._copied_ns = 1e9 * copied_bytes / bandwidth if bandwidth else 0.0
+        """Time in ns per token of a server, in which a GPU fills the buffer of all tokens with zeros, copies the sum
+        (SGLang 0.5.12, layers/dp_attention.py:471 and 495) and reads it for the router, in bf16."""
         self._num_calls = 2 * num_layers
         self._dp = layout.dp
         self._sums_prompts = layout.sums_prompts
@@ -108,7 +114,8 @@ class RankSums:
         """
         if not self._sums_prompts:
             return self.decode_ns(num_tokens)
-        return self._num_calls * self._all_reduces.ns(num_tokens * self._dp)
+        all_tokens = num_tokens * self._dp
+        return self._num_calls * self._all_reduces.ns(all_tokens) + self._copied_ns * all_tokens
 
     def decode_ns(self, num_tokens: float) -> float:
         """Time in ns for giving tokens to experts and summing results, over all layers of a decode step. num_tokens:

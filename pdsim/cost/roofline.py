@@ -73,7 +73,12 @@ class RooflineModel:
         self._sums: RankSums | None = None
         """None: no GPU gets the tokens of all data-parallel ranks."""
         if layout.dp > 1 and self._between_hosts is None and not layout.sends_to_experts:
-            self._sums = RankSums(layout, num_expert_layers, reductions(num_gpus=layout.tp * layout.dp))
+            self._sums = RankSums(
+                layout,
+                num_expert_layers,
+                reductions(num_gpus=layout.tp * layout.dp),
+                _activation_bandwidth(settings, layout),
+            )
         elif layout.sends_to_experts and self._between_hosts is None:
             self._exchange_ns = 2 * num_expert_layers * settings.expert_exchange_ns
             self._exchange_token_ns = num_expert_layers * self._exchange_bytes_ns(layout)
@@ -207,10 +212,14 @@ class RooflineModel:
 
 def _activation_ns(settings: "Roofline", layout: Layout) -> float:
     """Time in ns per token of the kernels between matrix products, in one group of GPUs."""
-    if settings.activation_efficiency is None:
-        return 0.0
-    bandwidth = layout.gpu.memory_bandwidth * settings.activation_efficiency
-    return 1e9 * activation_bytes(layout.model, layout.tp) / bandwidth
+    bandwidth = _activation_bandwidth(settings, layout)
+    return 1e9 * activation_bytes(layout.model, layout.tp) / bandwidth if bandwidth else 0.0
+
+
+def _activation_bandwidth(settings: "Roofline", layout: Layout) -> float | None:
+    """Bytes per second at which kernels read and write activations. None: they take no time."""
+    efficiency = settings.activation_efficiency
+    return None if efficiency is None else layout.gpu.memory_bandwidth * efficiency
 
 
 def activation_bytes(spec: ModelSpec, tp: int) -> float:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
-from pdsim.cost.kernels import beyond_tables, kinds, products, reached, spread, tile_tokens
+from pdsim.cost.kernels import RING, beyond_tables, kinds, products, reached, spread, tile_tokens
 from pdsim.cost.model import CostModel
 from pdsim.cost.reductions import Collective, Nccl
 from pdsim.cost.roofline import RooflineModel
@@ -162,14 +162,18 @@ class Kernels:
     def _nccl(self, layout: Layout) -> Nccl:
         gpu, num_gpus = layout.gpu.name, kinds(layout)["all_reduce"]
 
-        def collective(operator: str) -> Collective:
+        def collective(operator: str, num_gpus: str = num_gpus) -> Collective:
             found, within = reached(gpu, operator, num_gpus), spread(gpu, operator, num_gpus)
             return Collective(
                 fixed_ns=1e3 * found.fixed_us * self._factor(within.fixed_us),
                 link_efficiency=found.memory / self._factor(within.memory),
             )
 
-        return Nccl(collective("large_all_reduce"), collective("gather"))
+        large = collective("large_all_reduce")
+        if not layout.switches_reduce and int(num_gpus) > RING:
+            ring = collective("large_all_reduce", str(RING))
+            large = replace(large, link_efficiency=min(large.link_efficiency, ring.link_efficiency))
+        return Nccl(large, collective("gather"))
 
     def roofline(self, layout: Layout) -> Roofline:
         """Returns a roofline with the measured rates of a layout's kernels."""

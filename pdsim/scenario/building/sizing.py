@@ -74,8 +74,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     if settings.ep not in (None, 1, settings.tp):
         raise ConfigError(f"{role}.ep: {settings.ep}: pdsim models ep 1, and ep of all {settings.tp} GPUs of a server")
     try:
-        model = load_model(scenario.model)
-        gpu = load_gpu(settings.gpu)
+        model, gpu = load_model(scenario.model), load_gpu(settings.gpu)
         if scenario.weight_dtype is not None:
             model = model.in_dtype(scenario.weight_dtype)
         if scenario.encode is not None and role != "decode" and scenario.engine == "sglang":
@@ -104,6 +103,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
             has_whole_experts=settings.has_whole_experts,
             moe_a2a_backend=settings.moe_a2a_backend,
             sums_prompts=scenario.engine != "vllm",
+            switches_reduce=scenario.engine != "sglang",
             expert_skew=skew,
             overlaps_batches=settings.two_batch_overlap,
             attention_backend=settings.attention_backend,
