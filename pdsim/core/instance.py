@@ -110,6 +110,11 @@ LACKS = {
 """Maps Levels.blocked_by to words for the failure message of a request that waited too long."""
 
 
+class Clock(Protocol):
+    @property
+    def now_ns(self) -> int: ...
+
+
 class Instance(Protocol):
     """A prefill, decode or aggregated instance: three calls that never block, read no clock and do no I/O. The driver
     passes now_ns, executes the returned step, and carries out the returned commands.
@@ -146,7 +151,7 @@ def instance_loop(
     *,
     drain: Callable[[], list[Message]],
     carry_out: Callable[[list[Command]], None],
-    now_ns: Callable[[], int],
+    clock: Clock,
     pauses: bool = False,
 ) -> Generator[Step | Wait | Pause, Result | None, None]:
     """The control loop of an instance: takes messages, yields the next step, and handles the result of the oldest step
@@ -163,17 +168,17 @@ def instance_loop(
     """
     begun: deque[Step] = deque()
     while True:
-        now = now_ns()
+        now_ns = clock.now_ns
         for message in drain():
-            if commands := instance.on_message(message, now):
+            if commands := instance.on_message(message, now_ns):
                 carry_out(commands)
-        step, commands = instance.next_step(now)
+        step, commands = instance.next_step(now_ns)
         if commands:
             carry_out(commands)
         result = yield step
         if not isinstance(step, Wait):
             begun.append(step)
-        if result is not None and (commands := instance.on_step_done(begun.popleft(), result, now_ns())):
+        if result is not None and (commands := instance.on_step_done(begun.popleft(), result, clock.now_ns)):
             carry_out(commands)
             if pauses:
                 yield _PAUSE

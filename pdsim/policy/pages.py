@@ -40,28 +40,23 @@ class ReserveDecodeTokens:
 
     def admit(self, candidate: Candidate, view: DecodeView) -> Admitted | Deferred:
         budget = view.num_available_pages * view.page_size
-        if not candidate.resumes:
-            budget -= sum(self._resume_tokens(request, view.resume_unit_tokens) for request in view.retracted)
         reserve = self.reserved_tokens * view.num_active
-        need = candidate.num_new_pages * view.page_size + self.reserved_tokens
         if candidate.resumes:
             need = whole(candidate.num_tokens, view.resume_unit_tokens) + self.reserved_tokens
+            return ADMITTED if need <= budget - reserve else Deferred(ask_again_steps=None)
+        for request in view.retracted:
+            budget -= whole(num_kv_tokens(request), view.resume_unit_tokens) + self.reserved_tokens
+        need = candidate.num_new_pages * view.page_size + self.reserved_tokens
         if need > budget - reserve:
             return Deferred(ask_again_steps=None)
         running = view.num_running_tokens
-        if not candidate.resumes:
-            need = max(need, self._whole_tokens(candidate.request) - candidate.num_cached_tokens - running)
-        if (
-            not candidate.resumes and reserve < self.max_estimated_output_tokens
-        ):  # else no running request can exceed the reserve
+        need = max(need, self._whole_tokens(candidate.request) - candidate.num_cached_tokens - running)
+        if reserve < self.max_estimated_output_tokens:  # else no running request can exceed the reserve
             reserve = max([reserve, *(self._whole_tokens(request) - running for request in view.running)])
         return ADMITTED if need <= budget - reserve else Deferred()
 
     def _whole_tokens(self, request: QueuedDecode) -> int:
         return request.num_prompt_tokens + min(request.max_output_tokens, self.max_estimated_output_tokens)
-
-    def _resume_tokens(self, request: QueuedDecode, unit_tokens: int) -> int:
-        return whole(num_kv_tokens(request), unit_tokens) + self.reserved_tokens
 
 
 @dataclass

@@ -26,10 +26,10 @@ def cold(scenario: Scenario, cold_start: dict[int, int]) -> Scenario:
 @examples(60)
 def test_each_ordinal_stalls_once(scenario: Scenario, chosen: set[int]):
     traced = run(cold(scenario, dict.fromkeys(chosen, STALL_NS)))
+    with_prompts = {(step.instance_id, step.start_ns) for step in traced.records.steps if step.kind != "decode"}
     before = Counter()
-    prompts = {(step.instance_id, step.start_ns) for step in traced.records.steps if step.kind == "prefill"}
     for step in traced.records.steps:
-        is_mixed = (step.instance_id, step.start_ns) in prompts  # a forward with prompts, which does not count
+        is_mixed = (step.instance_id, step.start_ns) in with_prompts
         if step.kind == "decode" and step.num_requests > 1 and not is_mixed:
             numbers = range(before[step.instance_id] + 1, before[step.instance_id] + step.num_steps + 1)
             stalled = [number for number in numbers if number in chosen]

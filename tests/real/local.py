@@ -20,6 +20,7 @@ from pdsim.core.invariants import check, check_idle
 from pdsim.core.messages import TransferUnit
 from pdsim.core.sequence import TokenIds
 from pdsim.scenario.building.cluster import build
+from pdsim.sim.bus import Timeline
 from tests.real.models import tiny_model
 from tests.support import request, small, small_aggregated
 
@@ -45,7 +46,7 @@ class Worker:
         self._in_flight = deque()
         self._answer = None
         self._loop = instance_loop(
-            instance, drain=self._drain, carry_out=lambda commands: carry_out(self, commands), now_ns=lambda: 0
+            instance, drain=self._drain, carry_out=lambda commands: carry_out(self, commands), clock=Timeline()
         )
 
     def turn(self) -> bool:

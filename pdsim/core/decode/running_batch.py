@@ -86,8 +86,10 @@ class RunningBatch(Generic[RequestT]):
         """Number of tokens that each step reads more than once. None: must be counted again, because a request joined
         or left."""
         self._requests: dict[int, RequestT] = {}
-        self._by_phase: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
-        """Leases by phase and request id, in the order in which requests joined."""
+        phases: list[dict[int, Lease]] = [{} for _ in range(cache.page_size)]
+        self._by_phase = phases * 2
+        """Leases by phase and request id, in the order in which requests joined. The list has each phase twice, so that
+        the phases of page_size steps are a slice."""
         self._joined: list[int] = []
         """Ids of requests that joined since the last step. `_left` has ids of requests that left without having
         ended."""
@@ -319,10 +321,10 @@ class RunningBatch(Generic[RequestT]):
         """Leases that need a page in the steps [skip_steps, skip_steps + num_steps), counted from the next step.
         Ordered by step. num_steps is at most page_size.
         """
-        start = self.num_steps + skip_steps
+        start = (self.num_steps + skip_steps) % self._page_size
         leases: list[Lease] = []
-        for step in range(start, start + num_steps):
-            if due := self._by_phase[step % self._page_size]:
+        for due in self._by_phase[start : start + num_steps]:
+            if due:
                 leases += due.values()
         return leases
 

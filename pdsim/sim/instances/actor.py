@@ -171,7 +171,7 @@ class Actor(Driver):
             self.instance,
             drain=self._drain,
             carry_out=hand_on if cache_copies is None else partial(self._copy_pages, copies=cache_copies, then=hand_on),
-            now_ns=partial(attrgetter("now_ns"), timeline),
+            clock=timeline,
             pauses=not host.is_none,
         )
         self._is_dead = False

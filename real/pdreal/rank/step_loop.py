@@ -50,7 +50,7 @@ class StepLoop:
         self._forget = forget
         self._flush_soon = flush_soon
         self._inbox: list[m.Message] = []
-        self._loop = instance_loop(instance, drain=self._drain, carry_out=carry_out, now_ns=lambda: timeline.now_ns)
+        self._loop = instance_loop(instance, drain=self._drain, carry_out=carry_out, clock=timeline)
         self.num_in_flight = 0
         self._waits = False
         self._timer: TimerHandle | None = None
