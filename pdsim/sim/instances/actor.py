@@ -241,23 +241,24 @@ class Actor(Driver):
         instance_loop describes it.
         """
         self._is_pausing = False
-        for result in self._held:
-            self._timeline.after(0, self._see_result, result, self._order)
-        self._held = []
+        if self._held:
+            for result in self._held:
+                self._timeline.after(0, self._see_result, result, self._order)
+            self._held = []
         while not self._is_dead:
             asked = self._loop.send(answer)
             if self._on_choice is not None:
                 self._on_choice(self.instance)
+            if isinstance(asked, m.Wait):
+                if not self._num_in_flight:
+                    self._begin_wait(asked)
+                return
             if isinstance(asked, m.DecodeStep):
                 self._begin_decode(asked)
             elif isinstance(asked, m.PrefillStep):
                 self._begin_prefill(asked)
             elif isinstance(asked, m.MixedStep):
                 self._begin_mixed(asked)
-            elif isinstance(asked, m.Wait):
-                if not self._num_in_flight:
-                    self._begin_wait(asked)
-                return
             else:
                 self._is_pausing = True
                 self._advance_later()
