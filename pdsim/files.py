@@ -42,8 +42,10 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with partial.open("xb") as file:
             file.write(data)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a full disk fails writes, which know no name
         raise
 
 
@@ -120,7 +122,8 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
             with signals_deferred():
                 _replace_files(new, folder, own, last)
     except OSError as error:
-        error.filename = error.filename or str(folder)  # a full disk fails writes, which know no name
+        if error.filename is None or NEW in str(error.filename):
+            error.filename = str(folder)
         raise
 
 

@@ -52,5 +52,7 @@ def test_a_full_disk_is_one_message(name, tmp_path):
     )
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].endswith("File too large; complete files are kept")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"pdsim: {out}")
+    assert said.endswith("File too large; complete files are kept")
     assert {path: path.read_bytes() for path in before} == before
