@@ -234,6 +234,7 @@ AGGREGATED = {
     "schedule_conservativeness": ["0.5"],
     "priority_preemption_threshold": ["3"],
     "mixed_chunk": ["true"],
+    "scheduler_recv_interval": ["4"],
     "prefill_schedule_interval": [],
     **{name: [] for name in (*DRAFTS, "speculative_draft_model")},
 }
