@@ -63,7 +63,8 @@ class Network(NamedTuple):
     """Endpoint on which the process listens."""
     public_key: str
     secret_key: str
-    """Key pair of the run. The launcher makes the pair, and only processes of the run hold it."""
+    """Key pair of the run. The launcher makes the public and the secret key, and only processes of the run hold
+    them."""
 
     @classmethod
     def dealt(cls, address: str) -> "Network":

@@ -152,8 +152,8 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def read_counted_steps(folder: Path) -> list[CountedStep]:
-    """Returns the expert counts of all steps that all processes logged, by end time: how many tokens each expert
-    computed.
+    """Returns the expert counts of all steps that all processes logged, ordered by the steps' ends: how many tokens
+    each expert computed.
     """
     files = chain.from_iterable(_files(folder, "experts"))
     steps = [CountedStep.from_line(line) for path in files for line in _whole_lines(path)]

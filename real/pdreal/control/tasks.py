@@ -44,7 +44,9 @@ class PrefillBatch(NamedTuple):
 
 
 class PageTableChange(NamedTuple):
-    """New pages of one row of the decode batch, from place `start` of the row's page table on. Earlier places stay."""
+    """New pages of one row of the decode batch, from index `start` of the row's page table on. Pages before that index
+    stay.
+    """
 
     row: int
     start: int

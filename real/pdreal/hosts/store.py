@@ -36,7 +36,9 @@ class Store:
         """Address of the master. None: it is not started."""
 
     async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
-        """Starts the master and the lenders. address: where other hosts reach this host. Raises LaunchError."""
+        """Starts the master and the lenders. address: where other hosts reach this host. Raises LaunchError if this
+        host lacks the memory, or a process does not start in time.
+        """
         free = free_host_bytes()
         if num_drives * drive_bytes > free:
             raise LaunchError(

@@ -382,7 +382,7 @@ def _num_pages(case: Case, page_size: int, num_verified: int) -> int:
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
-    """Returns the total sizes of all prompts, or of all requests, of a case."""
+    """Returns the sizes of a case as fields of its row: number of prompts or requests, and total tokens of them."""
     if isinstance(case, DecodeCase):
         return {"batch": case.batch_size, "context_tokens": sum(case.contexts)}
     return {
@@ -393,7 +393,7 @@ def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
 
 
 def graph_of(batch_size: int, device: torch.device) -> int | None:
-    """Returns the size of the CUDA graph that runs a batch. None: the device has no graphs."""
+    """Returns the size of the CUDA graph that runs a decode batch, in requests. None: the device has no graphs."""
     return batch_sizes(batch_size)[-1] if device.type == "cuda" else None
 
 

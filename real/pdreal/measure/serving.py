@@ -101,7 +101,7 @@ _LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
 """Minimum number of steps of an unchanged batch for a row of the time between steps."""
 _VOCABULARY = 512
-"""Token ids of prompts are below this number. Every model of the catalog has as many tokens."""
+"""Token ids of prompts are below this number. The vocabulary of every model in the catalog is at least as large."""
 
 
 def serving_rows(
@@ -213,7 +213,9 @@ async def _run(
 
 
 async def _loading_us(launcher: Launcher) -> float:
-    """Kills the decode instance. Returns the time in us until the instance serves again. Raises LaunchError."""
+    """Kills the decode instance. Returns the time in us until the instance serves again. Raises LaunchError if this
+    takes too long.
+    """
     begin_ns = perf_counter_ns()
     launcher.kill("decode-0", restart_after_s=0.0)
     try:

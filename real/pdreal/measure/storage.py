@@ -21,7 +21,7 @@ from pdreal.transports.mooncake_store import MooncakeStore
 _SHARE_OF_MEMORY = 0.4
 """Fraction of the host's free memory for the store."""
 _BATCHES_WRITTEN = 2 * MOST_REPEATS
-"""The store has room for all written batches of this number, so that nothing is evicted."""
+"""Number of batches of each size for which the store has room: all that are written, so that nothing is evicted."""
 
 
 def storage_rows(

@@ -30,7 +30,9 @@ class TorchStaging:
             torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
-        """Copies the cells of all writers into the pages. Each writer's cell has some of the heads."""
+        """Copies the cells of all writers (the ranks that send to this one) into the pages. writers: the heads in each
+        writer's cell. cells: the cells in the same order, uint8 [bytes].
+        """
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
             for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):

@@ -18,10 +18,10 @@ from pdsim.system.catalog import load_model
 from pdsim.system.memory import Role
 
 _SPARE_SLOTS = 2
-"""Slots for states of a chunk that begins before the chunk before it is checkpointed."""
+"""Number of slots for the states of a chunk that begins before the states of the previous chunk are checkpointed."""
 _COUNTED_SLOTS = 3
-"""If the core counts this number of slots for a lease, the slots of all leases and kept states are never more than
-those of the pool."""
+"""Number of slots that one lease may take. If the core counts fewer for a lease, `num_slots` adds the difference for
+every request."""
 
 
 def num_slots(scenario: Scenario, role: Role) -> int:
@@ -72,7 +72,9 @@ class StateSlots:
         return self._of(self._instance.lease(request_id)).own
 
     def of_chunk(self, request_id: int, start: int, stop: int) -> StateUse:
-        """Returns from where a chunk of the tokens [start, stop) continues, and where it leaves states."""
+        """Returns the slots from which a chunk of the tokens [start, stop) reads its state, and to which it writes
+        states.
+        """
         lease: Lease = self._instance.lease(request_id)
         is_begun = lease in self._leased
         leased = self._of(lease)
@@ -92,7 +94,7 @@ class StateSlots:
 
     def of_step(self, request_id: int, num_tokens: int) -> tuple[int, int]:
         """Returns the slot of a running request's state, and the slot for a state to cache (0: none). num_tokens:
-        tokens after the step that have changed the state.
+        number of tokens that have changed the state when the step is done.
         """
         leased = self._of(self._instance.lease(request_id))
         cache = self._cache

@@ -128,8 +128,8 @@ class PagedPrefill:
         on_kv: Callable[[int], None],
         states: StatePool | None = None,
     ) -> None:
-        """on_kv: called with each layer when the layer's keys and values are written or, on a GPU, when their writing
-        is queued in the stream. states: states of linear attention; None: the model has none.
+        """on_kv: called with the index of each layer when the layer's keys and values are written or, on a GPU, when
+        their writing is queued in the stream. states: states of linear attention; None: the model has none.
         """
         self.delta = no_states if states is None else prefill_recurrence(states, batch)
         self._kv = kv

@@ -19,7 +19,7 @@ class BlockScaled(NamedTuple):
     values: Tensor
     """Matrix values, [..., outputs, inputs] in e4m3."""
     scales: Tensor
-    """Scales of blocks, [..., outputs / 128, inputs / 128] in fp32, rounded up."""
+    """Scales of blocks in fp32, [..., outputs / 128, inputs / 128], both sizes rounded up."""
 
     def part(self, rows: slice, columns: slice) -> "BlockScaled":
         """Returns a part of the matrix that consists of whole blocks. Raises ValueError for other parts."""

@@ -198,7 +198,9 @@ class DeltaPrefill:
 
 
 def chunks_of(batch: PrefillBatch, device: torch.device, *, num_padding: int = 0) -> "Chunks":
-    """Returns the chunks of a batch as kernels read them, and after them num_padding tokens of nobody."""
+    """Returns the chunks of a batch as kernels read them, and after them one chunk of num_padding tokens that belong to
+    no request.
+    """
     from pdkernels.delta import Chunks  # noqa: PLC0415  Triton is needed on GPUs only
 
     uses = [chunk.state for chunk in batch.chunks if chunk.state is not None]
@@ -211,7 +213,9 @@ def chunks_of(batch: PrefillBatch, device: torch.device, *, num_padding: int = 0
 
 
 def _left(use: StateUse, num_tokens: int) -> list[tuple[int, int]]:
-    """Returns the states that a chunk leaves: the number of its tokens before each, and the slot."""
+    """Returns the states that a chunk writes: for each, the number of the chunk's tokens that the state has seen, and
+    its slot.
+    """
     tracked = [(use.tracked_tokens, use.tracked)] if use.tracked else []
     return [*tracked, (num_tokens, use.own)]
 

@@ -30,7 +30,7 @@ class Tokens(Protocol):
     """The tokens that a rank has outside of attention."""
 
     def own(self, x: Tensor) -> Tensor:
-        """Returns this rank's tokens of [all tokens, hidden]."""
+        """Returns this rank's rows of x, [all tokens, hidden]."""
         ...
 
     def all(self, x: Tensor, num_tokens: int) -> Tensor:
@@ -38,7 +38,7 @@ class Tokens(Protocol):
         ...
 
     def summed(self, x: Tensor) -> Tensor:
-        """Adds up [all tokens, hidden] over all ranks. Returns this rank's tokens. May overwrite x."""
+        """Adds up x, [all tokens, hidden], over all ranks. Returns the sums of this rank's tokens. May overwrite x."""
         ...
 
     def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:

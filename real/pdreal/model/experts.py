@@ -32,7 +32,7 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
     """Returns the weighted sum of the outputs of this rank's experts, [tokens, hidden]. shares, experts: as `route`
-    returns them, also for tokens of other ranks.
+    returns them. Rows of x may be tokens of other ranks.
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415

@@ -340,7 +340,9 @@ def _products(
 
 
 def _launch_choice(x: Tensor, weights: ExpertWeights, own: range, *of_choice: int) -> None:
-    """own: experts with lists."""
+    """Launches the choice of experts for each token. own: numbers of the experts whose tokens are listed. of_choice:
+    addresses of the tensors in _Lists.
+    """
     (num_tokens, _), num_experts = x.shape, len(weights.router)
     if weights.routing is not None and weights.bias is not None:
         scores = logits(x, weights.router)

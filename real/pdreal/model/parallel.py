@@ -109,13 +109,15 @@ class TensorParallel:
         return x
 
     def sum_scatter(self, x: Tensor) -> Tensor:
-        """Adds up [rows, columns] over all ranks. Returns this rank's part of the rows, which the ranks divide."""
+        """Adds up x, [rows, columns], over all ranks. Returns this rank's share of the summed rows; all shares are
+        equal.
+        """
         part = x.new_empty(len(x) // self.size, *x.shape[1:])
         _reduce_scatter(part, x.contiguous())
         return part
 
     def gather(self, x: Tensor) -> Tensor:
-        """Returns the rows of all ranks, one rank after another. Each rank has equally many."""
+        """Returns the rows of all ranks, one rank after another. Each rank has the same number of rows."""
         rows = x.new_empty(self.size * len(x), *x.shape[1:])
         _all_gather(rows, x.contiguous())
         return rows

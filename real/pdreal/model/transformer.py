@@ -43,8 +43,9 @@ class Attend(Protocol):
     """Attention of one layer: new tokens attend to their context, for the heads of this rank."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-        """Returns the attention of new tokens, in the query's shape. query, key, value: [tokens, heads, head_dim], keys
-        already rotated. window: number of last tokens that a token sees, including itself; 0: all.
+        """Returns the attention of new tokens, in the query's shape. layer: index of the layer in the cache. query,
+        key, value: [tokens, heads, head_dim], keys already rotated. window: number of last tokens that a token sees,
+        including itself; 0: all.
         """
         ...
 
@@ -56,13 +57,15 @@ class Attend(Protocol):
 
     @property
     def delta(self) -> Recurrence:
-        """The recurrence of linear attention."""
+        """The recurrence of the model's linear-attention layers."""
         ...
 
 
 class Transformer:
     def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel, *, first_layer: int = 0) -> None:
-        """first_layer: number of this model's first layer among the layers of the cache."""
+        """first_layer: index of this transformer's first layer among the cache's layers. 0: a target; a draft head's
+        layers follow the target's.
+        """
         self.config = config
         self.tp = tp
         self._tokens = tokens_of(tp, has_experts=config.experts is not None)
@@ -72,7 +75,8 @@ class Transformer:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.choices: list[Tensor] | None = None
-        """Chosen experts of the layers of forwards, [tokens, active] each: appended if it is a list."""
+        """If this is a list, each forward appends the chosen experts of each of its layers, [tokens, active]. None:
+        nothing is kept."""
         self.weights = weights
         self._first_layer = first_layer
         self._eps = config.llama.rms_norm_eps
@@ -91,7 +95,7 @@ class Transformer:
         device: torch.device,
         tp: TensorParallel | None = None,
     ) -> "Transformer":
-        """Loads a model with its weights. Raises ModelError."""
+        """Loads a model with its weights. Raises ModelError as `load_weights` does."""
         tp = tp or TensorParallel()
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 
@@ -103,12 +107,12 @@ class Transformer:
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
     def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Returns the hidden states from which logits are made, [rows, hidden]."""
+        """Returns the hidden states from which logits are made, [rows, hidden]. Arguments are those of `logits`."""
         return self.hidden_behind(embedding(tokens, self.weights.embedding), positions, attend, rows)
 
     def hidden_behind(self, residual: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Returns the hidden states after the last layer. residual: input of the first layer, [tokens, hidden], which
-        is overwritten.
+        """Returns the hidden states after the last layer and the final norm, [rows, hidden]. residual: input of the
+        first layer, [tokens, hidden], which is overwritten. rows: tokens whose hidden states are returned; None: all.
         """
         num_tokens = len(residual)
         residual = self._tokens.own(residual)

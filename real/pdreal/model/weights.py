@@ -111,7 +111,7 @@ class Checkpoint:
 
 def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
     """Returns the source that --weights names: seed:N, or the folder of a checkpoint. quantization: convert the weights
-    to fp8. Raises ModelError.
+    to fp8; None: keep their types. Raises ModelError if N is no whole number, or the folder does not exist.
     """
     source = _source(text, device)
     return source if quantization is None else QuantisedWeights(source)
@@ -294,7 +294,7 @@ class _Loader:
     device: torch.device
     keeps_fp8: bool
     norm_offset: float = 0.0
-    """Added to the weights of norms, because Qwen3.5's checkpoints have differences from one."""
+    """Added to the weights of norms: 1 for Qwen3.5, whose checkpoints hold each weight minus one."""
 
     def norm(self, name: str) -> Tensor:
         weight = self._whole(f"{name}.weight")

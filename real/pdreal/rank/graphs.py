@@ -254,8 +254,8 @@ class _ChunkInputs:
         self._device = torch.zeros_like(self._host, device=device)
 
     def _num_chunks(self, size: int) -> int:
-        """Maximum number of chunks: each sequence may have two that are not full, before and after a state that is
-        kept.
+        """Maximum number of chunks in a graph of `size` tokens: each sequence may have two that are not full, before
+        and after a state that is kept.
         """
         return size // self._chunk_tokens + 2 * (_MOST_WITH_STATES + 1)
 
@@ -267,7 +267,9 @@ class _ChunkInputs:
         self._device.copy_(self._host, non_blocking=True)
 
     def of(self, size: int) -> "Chunks":
-        """Returns the inputs of a graph. What the last upload does not fill are sequences and chunks without tokens."""
+        """Returns the inputs of a graph. size: the graph's, in tokens. Sequences and chunks beyond those of the last
+        upload have no tokens.
+        """
         from pdkernels.delta import Chunks  # noqa: PLC0415
 
         sequences, begins, sources, firsts, ranges, writes = self._device.split(self._lengths)

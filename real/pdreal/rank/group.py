@@ -156,7 +156,10 @@ class RankThreads:
         on_layers: Callable[[int], None] | None,
         user: "Future[Any] | None",
     ) -> ComputedTokens:
-        """user: a write to storage that must end first, because it reads the host pages to which this work writes."""
+        """Does a piece of work in the compute thread. step_id: number of the step whose layers on_layers reports; None:
+        no unit waits for them. user: a write to storage that must end first, because it reads the host pages to which
+        this work writes; None: there is no such write.
+        """
         wait_for(user)
         self._compute_start_ns = start_ns = monotonic_ns()
         try:
@@ -241,7 +244,7 @@ class RankGroup:
 
     def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
         """Begins a task on all ranks. on_done: called with all results when all ranks are done. If a rank fails, the
-        instance fails.
+        instance fails with an error that begins with `what`.
         """
 
         def take(results: list[Any], error: str | None) -> None:
@@ -253,8 +256,8 @@ class RankGroup:
         self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
-        """Begins a task on all ranks. on_done: called when all ranks are done, with all results, or with the reason if
-        a rank failed.
+        """Begins a task on all ranks. on_done: called when all ranks are done, with the results of all ranks and, if a
+        rank failed, the reason; otherwise None.
         """
         self._num_tickets += 1
         ticket = self._num_tickets

@@ -130,8 +130,8 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), slot, tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """Returns data that is sent to decode with the last KV of a request: its first token, and fingerprints if KV is
-        checked.
+        """Returns data that is sent to decode with the last KV of a request: its first token, number of cached tokens
+        and seed of drafts, and fingerprints if KV is checked.
         """
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)

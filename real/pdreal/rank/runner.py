@@ -84,8 +84,8 @@ class LayerProgress:
 
 
 _WARM_UP_TOKENS = 8192
-"""Largest warm-up forward in tokens, where prompts are computed: the size of a chunk on GPUs with as much memory as an
-H200."""
+"""Number of tokens of the largest warm-up forward of an instance that computes prompts: the size of a chunk on GPUs
+with as much memory as an H200."""
 _FEW_TOKENS = 2048
 """Up to this number of tokens, warm-up lengths lie close to each other."""
 
@@ -169,11 +169,11 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
-        first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes short ones, because
-        its graphs have warmed up all but the thread that chooses tokens by requests' rules.
+        first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes short forwards
+        only, because its graphs have warmed up all but the thread that chooses tokens by requests' rules.
 
         Libraries have a handle for each thread, and load kernels at the first use of each shape. So the thread that
-        will compute calls this, and begins with the longest forward.
+        will compute the batches of the run calls this method, which begins with the longest forward.
         """
         longest = min(self._warm_up_tokens, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
         for num_tokens in _warm_up_lengths(longest):
@@ -189,8 +189,9 @@ class ModelRunner:
         return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages, state=state)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """Computes a batch and returns its next tokens, in the batch's order. Other work returns no tokens, and is done
-        on return.
+        """Does one piece of work. Returns the next tokens of a prefill or decode batch, in the batch's order, and no
+        tokens for other work. on_layers: called after each layer group of a prefill batch, with the number of groups
+        whose KV is in memory.
         """
         self.expert_counts, self.logprobs, self.seeds = None, [], []
         match work:
@@ -256,7 +257,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next token of each sequence of a batch."""
+        """Returns the next token of each sequence of a batch, or the result of `_verify` if the batch verifies
+        drafts.
+        """
         wait_for_engines(self.model.device)
         if self._graphs is not None:
             chosen = self._graphs.decode(batch)

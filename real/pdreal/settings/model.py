@@ -90,7 +90,7 @@ class ModelConfig:
 
     @property
     def places(self) -> list[int]:
-        """Number of each layer among the layers of its kind: with attention, or with linear attention."""
+        """Index of each layer among the layers of its kind: with attention, or with linear attention."""
         kinds = [self.has_attention(layer) for layer in range(self.num_layers)]
         return [kinds[:layer].count(kind) for layer, kind in enumerate(kinds)]
 
@@ -274,7 +274,7 @@ def check_same_shape(checkpoint: ModelConfig, catalog: ModelConfig) -> None:
 
 
 def from_checkpoint(folder: Path) -> ModelConfig:
-    """Reads the model from config.json, and its end tokens from generation_config.json. Raises ModelError."""
+    """Reads config.json, and end tokens from generation_config.json. Raises ModelError if the model cannot be run."""
     data = _read(folder / "config.json")
     architecture = str(next(iter(data.get("architectures") or ()), "none"))
     if architecture not in ARCHITECTURES:
@@ -337,8 +337,8 @@ def _published_kv_heads(data: dict[str, Any]) -> tuple[int, int]:
 
 
 def _window_layers(data: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the numbers of layers with a sliding window. Qwen3's layers have none unless use_sliding_window is true.
-    Raises EntryError.
+    """Returns the indices of layers with a sliding window. data: content of config.json. Qwen3's layers have none
+    unless use_sliding_window is true. Raises EntryError for unknown kinds of layers.
     """
     has_switch = str(data.get("model_type")).startswith("qwen3")
     if not data.get("sliding_window") or not data.get("use_sliding_window", not has_switch):
@@ -439,7 +439,9 @@ def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dic
 
 
 def model_config(options: Options, name: str) -> ModelConfig:
-    """Returns the shape of a model, without loading torch. Raises ModelError."""
+    """Returns the shape of a model, without loading torch. name: the model in the catalog. Raises ModelError if real
+    mode cannot run the model, or the checkpoint has another shape than the catalog's model.
+    """
     catalog = from_catalog(name)
     if options.weights.startswith("seed:"):
         return catalog

@@ -82,8 +82,8 @@ def _ahead(scenario: Scenario) -> int:
 
 
 def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
-    """Returns the largest number of tokens with which decode can admit a request, also again after a retraction; and
-    the number of tokens that admission keeps free.
+    """Returns the largest size of a request, prompt and output together in tokens, that decode can admit, and can admit
+    again after a retraction. Also returns the number of tokens that admission keeps free.
     """
     pool = decode.pool_tokens or 0
     if not isinstance(decode.admission, ReserveDecodeTokens):
@@ -113,7 +113,7 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
     """Returns the resolved scenario of a server. Health checks are on, because clients disconnect and processes die.
-    Raises ConfigError, also if no request fits the pools.
+    Raises ConfigError if a server cannot run the scenario, or no request fits the pools.
     """
     scenario = for_real(scenario, options)
     if scenario.acceptance is not None:

@@ -30,7 +30,8 @@ class MooncakeStore:
 
     def __init__(self, master: str, address: str, device: torch.device, *, lent_bytes: int = 0) -> None:
         """master: address of the store's master. address: where other clients reach this host. lent_bytes: memory that
-        this process lends to the store. Raises UnavailableError.
+        this process lends to the store. Raises UnavailableError if the store cannot be loaded, or its master takes no
+        client.
         """
         apply_settings()
         self._store: Any = load_store(device).MooncakeDistributedStore()
@@ -41,7 +42,9 @@ class MooncakeStore:
             hide_from_the_network()
 
     def register(self, memory: torch.Tensor) -> None:
-        """Registers memory for reads and writes, and writes a first object. Raises UnavailableError."""
+        """Registers memory for reads and writes, and writes a first object. Raises UnavailableError if the store
+        refuses the memory or the object.
+        """
         if code := self._store.register_buffer(memory.data_ptr(), memory.nbytes):
             raise UnavailableError(f"Mooncake's store refuses memory of {memory.nbytes} bytes (code {code})")
         for _ in range(_WARM_UPS):
@@ -77,7 +80,7 @@ class MooncakeStore:
         return not any(codes)
 
     def _note_failure(self, what: str, code: int) -> None:
-        """Logs a failure, unless the last call of its kind failed in the same way."""
+        """Logs a failure, unless an earlier call of its kind failed with the same code. what: kind of the call."""
         if code < 0 and f"{what} {code}" not in self._failures:
             self._failures.add(f"{what} {code}")
             _LOG.warning("Mooncake's store: a %s failed (code %d); its pages count as missing", what, code)
@@ -87,7 +90,7 @@ class MooncakeStore:
 
 
 def load_store(device: torch.device = _CPU) -> ModuleType:
-    """Imports the store's module. Raises UnavailableError."""
+    """Imports the store's module. Raises UnavailableError if the module is missing or broken."""
     return load_engine(("mooncake.store",), wheel_for(device))
 
 
