@@ -56,20 +56,20 @@ class EncodingStepTimes(StepTimes):
     """Step times of a server that encodes images and audio clips itself, within the forward that computes their tokens.
 
     A forward encodes its items in one call for each modality (vLLM 0.33.0: multimodal/utils.py:291,
-    group_and_batch_mm_kwargs). Beside vLLM's encode instances, a forward loads the embeddings instead.
+    group_and_batch_mm_kwargs). If vLLM has encode instances, a forward of this server loads their embeddings instead.
     """
 
     encoders: Mapping[str, EncoderTimes | EmbeddingLoads]
-    """Times of the model's encoders or of loads, by modality."""
+    """Times of the model's encoders or of loading embeddings, by modality (image, audio)."""
     own: OwnMedia | None
-    """Choice of the items that a forward encodes. None: the step names them."""
+    """Chooses the images and audio clips that a forward encodes. None: the step names them."""
 
     @property
     def forward_ns(self) -> Callable[[PrefillStep, int], int]:
         return self.prefill_ns
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration in ns of a forward and of encoding its images and audio clips."""
+        """Duration in ns of a forward, including encoding its images and audio clips or loading their embeddings."""
         missing = step.media if self.own is None else self.own.to_encode(step)
         encoding_ns = sum(
             times.ns([item.num_tokens for item in missing if item.modality == modality])

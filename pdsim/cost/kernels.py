@@ -30,8 +30,8 @@ differences between servers is added to it."""
 MOST_REDUCED = 8
 """Number of GPUs of the largest all-reduce that was measured."""
 RING = 4
-"""Where NVSwitches do not add, a large all-reduce among more GPUs is taken to reach the share of NVLink that this
-number of GPUs reaches: 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
+"""Number of GPUs whose share of NVLink also holds for large all-reduces among more GPUs, if the NVSwitches cannot add:
+4 and 8 A100s, whose switches cannot, reach the same 0.75."""
 WIDE_HEADS = 64
 """From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
 bytes."""
@@ -97,7 +97,8 @@ def reached(gpu: str, operator: str, kind: str) -> Kernel:
 
 
 def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str = "") -> list[float]:
-    """Returns the values of a column on other GPUs. left_out: generation of GPUs that do not count.
+    """Returns an operator's values of a column (a field of Kernel) on other GPUs. left_out: generation of GPUs that do
+    not count.
 
     Operations of matrix products: only GPUs that keep their clock as this GPU does count, if there are any.
     """
@@ -144,13 +145,14 @@ class Beyond(NamedTuple):
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)
-"""DeepSeek's experts in fp8, each held by one GPU. The cause of the slowness is not known. The factors were chosen on
-two measured rows of B200 under load, and tested on the other rows (experiments/inferencex-tp)."""
+"""Factors for DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers are slower than the tables is
+not known. The factors were chosen on two measured rows of B200 under load, and tested on the other rows
+(experiments/inferencex-tp)."""
 
 
 def beyond_tables(layout: Layout) -> Beyond:
-    """Returns how much longer a layout's experts take than the tables say. If tokens are sent to the GPUs of their
-    experts only, no GPU handles all tokens.
+    """Returns the factors by which a layout's experts take longer than the tables say. If tokens are sent only to the
+    GPUs of their experts, `undivided` is 0, because no GPU handles all tokens.
     """
     if layout.sends_to_experts:
         return Beyond(undivided=0)
@@ -168,8 +170,9 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, whole: bool, column: str) -> float:
-    """Returns a factor: for the share _COVERED of GPUs, the value of a column differs from the median of GPUs of other
-    generations by at most this factor. whole: the kernels of experts that one GPU holds completely.
+    """Returns the factor by which a GPU's value of a column differs from the median of GPUs of other generations, at
+    most, for the share _COVERED of GPUs. column: a field of Kernel. whole: True: counts kernels of experts that one GPU
+    holds completely; False: all other kernels.
     """
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
@@ -271,8 +274,8 @@ def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
     cost nothing. has_experts: the model has experts.
 
     On Hopper, fp8 products with a scale for each token and channel are CUTLASS kernels, which compute whole tiles
-    (experiments/sglang-llama). Products by cuBLAS, such as those of bf16, take hardly longer behind a multiple of any
-    number of tokens (experiments/operators). Models with experts have other fp8 kernels, for blocks of weights.
+    (experiments/sglang-llama). The times of cuBLAS's products, such as those in bf16, hardly jump at any number of
+    tokens (experiments/operators). Models with experts have other fp8 kernels, for blocks of weights.
     """
     is_cutlass = weights == "fp8" and _GENERATIONS.get(gpu) == "hopper" and not has_experts
     return _CUTLASS_TILE if is_cutlass else 1

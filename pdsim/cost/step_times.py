@@ -198,7 +198,7 @@ class StepTimes:
     """Waves of decode attention. None: the time per KV token is the same for all batch sizes."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
     speedup: tuple[float, float] = (1, 1)
-    """Hypothetical speedup factors of the GPU: in prefill and in decode."""
+    """Hypothetical speedup factors of the GPU: (in prefill, in decode)."""
     kv_reads: KvReads | None = None
     """Reads by KV transfers, which prolong forwards. None: transfers do not prolong forwards."""
     swaps: SwapCosts | None = None
@@ -279,7 +279,9 @@ class StepTimes:
         return self._around(num_requests, line, expert_tokens / computed)
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
-        """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns."""
+        """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns (0:
+        none follows).
+        """
         if num_requests > 1:
             for ordinal in sorted(self.cold_start):
                 if ordinal > self._num_shared_steps:

@@ -108,7 +108,7 @@ class Driver:
 
     @property
     def num_steps_done(self) -> int:
-        """Number of decode steps under way that have ended, but whose result the instance has not seen."""
+        """Number of steps of the present decode run that have ended, but whose results the instance has not seen."""
         raise NotImplementedError
 
 

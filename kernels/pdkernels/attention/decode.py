@@ -29,8 +29,8 @@ def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: t
 
 @triton.jit
 def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns the first token of these blocks of a sequence, and the end of the last. The sequence's first block begins
-    at its window.
+    """Returns the index of the first token of the blocks first_block to last_block - 1 of a sequence, and the index
+    behind their last token. Block 0 begins at the sequence's window.
     """
     length = tl.load(lengths + sequence)
     skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0

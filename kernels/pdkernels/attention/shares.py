@@ -107,11 +107,11 @@ class DecodeWorkspace:
     Args:
         batch: maximum number of sequences.
         query_heads: query heads of each sequence, with a result of head_dim elements.
-        head_blocks: programs that read each token, for some query heads each.
+        head_blocks: number of programs that read each token, each for some of the query heads.
         head_dim: a power of two.
         block_tokens: tokens of a block, which one program reads at once.
         device: where tokens lie.
-        shares: programs per head block; by default so many that they fill the device.
+        shares: number of programs per head block; None: as many as fill the device.
 
     """
 
@@ -132,13 +132,13 @@ class DecodeWorkspace:
         self.parts = torch.empty(rows, head_dim, dtype=torch.float32, device=device)
         self.stats = torch.empty(rows, 2, dtype=torch.float32, device=device)
         self.bounds = torch.empty(batch + 1, dtype=torch.int32, device=device)
-        """Blocks before each sequence, and blocks in all."""
+        """Number of blocks before each sequence, and number of all blocks."""
         self.first_sequences = torch.empty(self.shares, dtype=torch.int32, device=device)
-        """Sequence in which each share begins."""
+        """Index of the sequence in which each share begins."""
         self.divided: torch.Tensor | None = None
         """Lengths for which the division was made."""
         self.window = 0
-        """Last tokens of each sequence that were divided; 0: all of them."""
+        """Number of last tokens of each sequence that were divided; 0: all of them."""
 
     def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
         """Divides sequences of these lengths, int32 [batch]. Called once a step for all layers with the same window.

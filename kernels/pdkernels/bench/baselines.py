@@ -1,6 +1,6 @@
 """Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines. `side` is
 gather or scatter. Each function returns calls that do the same work as our kernel on the same bytes: one call for each
-entry of a Memory.
+pair of Memory.rotation. A writer is a prefill rank that sends to this rank; a gather counts as one writer.
 """
 
 import ctypes
@@ -41,12 +41,12 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that launch a plain kernel per plane and writer."""
+    """Returns calls that launch plain_kernel once for each plane and, when scattering, for each writer."""
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that use index_select or index_copy, once per plane and writer."""
+    """Returns calls that use index_select or index_copy, once for each plane and, when scattering, for each writer."""
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
 
@@ -174,8 +174,8 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
 
 
 def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
-    """Returns addresses in pages, addresses in staging, and bytes of all ranges of one request, in the order of
-    staging.
+    """Returns three arrays over all ranges of one request, in the order of staging: addresses in pages, addresses in
+    staging, bytes. pages: the request's page list. base: address of the request in staging.
     """
     writers = case.writers if side == "scatter" else 1
     run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer

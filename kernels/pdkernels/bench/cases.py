@@ -93,7 +93,9 @@ _MOST_ROTATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A pool with its staging buffer, and for each call of a rotation its own pages and its own place in staging."""
+    """A pool with its staging buffer. Successive calls of a measurement take turns over several page lists, each with
+    its own place in staging, so that no call finds its data in L2.
+    """
 
     pool: Pool
     pages: list[torch.Tensor]

@@ -41,7 +41,8 @@ WAVES = (1, *(2**k for k in range(6, 12)))
 @dataclass(frozen=True)
 class Form:
     """A model of times in ns: the sum of coefficient x term. If the sum over the terms in `least` is larger, that sum
-    is the time. With `overlap`, the model is the time of a batch of descriptors.
+    is the time. With `overlap`, the model is the time of a transfer, in which posting descriptors and moving bytes
+    overlap by this share.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Form:
         return (*self.terms, *self.least)
 
     def design(self, columns: Columns) -> Floats:
-        """Matrix (rows, parameters) of the terms, which are multiplied by the coefficients."""
+        """Matrix (rows, parameters) of the terms' values, which are to be multiplied by the coefficients."""
         stretch = columns.get(STRETCH, 1.0)
         work = [term(columns) * stretch for term in self.terms.values()]
         return np.column_stack([*work, *[term(columns) for term in self.least.values()]])
@@ -422,8 +423,8 @@ def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
 
 
 def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
-    """For each row the number of its shape, in the order of sizes, and the number of shapes. Different CUDA graphs are
-    different shapes, however close their sizes are.
+    """Returns the index of each row's shape (shapes are sorted by size), and how many shapes there are. Rows of nearly
+    equal sizes have the same shape, unless they run in different CUDA graphs.
     """
     rounded = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape if name != "graph"]
     sizes = [*rounded, *[columns[name] for name in form.shape if name == "graph"]]

@@ -34,9 +34,7 @@ class Kind(NamedTuple):
     name: str = ""
     """Column whose values divide the rows; each value has a fit of its own. Empty: all rows have one fit."""
     role: Literal["prefill", "decode", ""] = ""
-    """The times depend on the number of ranks that instances of this role have. Empty: the times depend on no number of
-    ranks.
-    """
+    """The role whose number of ranks the times depend on. Empty: they depend on no number of ranks."""
 
 
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
@@ -71,7 +69,7 @@ OF_PAIRS = ("host", "sending", "handover")
 ranks, rows with one rank each are used.
 """
 _MOST = 1e18
-"""Largest number of a row. Sums of squares of larger numbers are not finite."""
+"""Largest value that a row may have in any column. Sums of squares of larger numbers are not finite."""
 FORWARDS = ("prefill", "decode")
 """Kinds of rows that are averaged to one row per shape if they were measured in rounds. Rows that a server measured are
 not averaged.
@@ -158,9 +156,7 @@ class Rows:
 
     @property
     def role(self) -> str:
-        """The times depend on the number of ranks that instances of this role have. Empty: the times depend on no
-        number of ranks.
-        """
+        """The role whose number of ranks the times depend on. Empty: they depend on no number of ranks."""
         return _HOST_ROLES.get(self.name, "") if self.kind == "host" else KINDS[self.kind].role
 
     def __len__(self) -> int:

@@ -210,7 +210,9 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
-    """Reads the measured runs of a load. path: the folder of an observation, or a file in it. Raises ConfigError."""
+    """Reads the measured runs of a load. path: the folder of an observation, or a file in it. Raises ConfigError if the
+    file is missing or wrong.
+    """
     path = path / LOAD if path.is_dir() else path
     try:
         arms: list[dict[str, Any]] = read_json(path)["arms"]

@@ -159,7 +159,7 @@ def round_trips(server: ServerClient) -> Iterator[Row]:
 
 def observe(server: ServerClient, probe: Probe) -> Iterator[Row]:
     """Sends the requests of one probe, and yields its rows. Yields none if streams that should overlap did not. Raises
-    ServerError.
+    ServerError if a request fails.
     """
     yield from _PROBES[probe.kind](server, probe)
 
@@ -316,8 +316,9 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 
 
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
-    """Keeps a fixed number of requests in flight, and returns the times of each request in s since the first was sent.
-    Sends no request after `end_s`.
+    """Keeps a fixed number of requests in flight. Returns the run as JSON: for each request its numbers of tokens and
+    its times in s since the first request was sent; and mean times of stages, if the server reports them. Sends no
+    request after `end_s`, in s of the monotonic clock.
     """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
@@ -376,7 +377,7 @@ _NAMES = {
 """Histograms among the metrics of SGLang and vLLM, with the stage that each of them measures."""
 
 Totals = Mapping[tuple[str, str], float]
-"""For each stage: the sum of its times in s, and the number of requests."""
+"""Totals of each stage: (stage, "sum") is the sum of its times in s, (stage, "count") the number of requests."""
 
 
 def totals(metrics: str) -> Totals:

@@ -235,7 +235,7 @@ class ServerClient:
         """Streams one short completion to find optional fields that the server refuses. Later requests leave them out.
         Returns their names.
 
-        Raises ServerError.
+        Raises ServerError if the server refuses the completion for another reason.
         """
         for name in (*OPTIONAL_FIELDS, None):
             try:

@@ -139,7 +139,9 @@ def _listed(data: Mapping[str, Any], field: str, path: Path) -> list[Any]:
 
 
 def _run(run: Any, where: str) -> dict[str, float]:
-    """The metrics of one measured run. where: names the run in messages. Raises ConfigError."""
+    """The metrics of one measured run. where: names the run in messages. Raises ConfigError for a value that is no
+    number.
+    """
     if not isinstance(run, dict):
         raise ConfigError(f"{where}: expected metrics by name, found {shown(run)}")
     metrics = {}
@@ -153,7 +155,9 @@ def _run(run: Any, where: str) -> dict[str, float]:
 
 
 def percent(value: Any, where: str = "") -> float:
-    """Reads a percentage as a fraction: '15 %' becomes 0.15. Raises ConfigError."""
+    """Reads a percentage as a fraction: '15 %' becomes 0.15. where: begins the message of an error. Raises ConfigError
+    for any other text.
+    """
     text = str(value)
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float("")

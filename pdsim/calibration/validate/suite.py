@@ -159,7 +159,9 @@ def is_suite(name: str, experiments: Path) -> bool:
 
 
 def load_suite(name: str, experiments: Path) -> ValidationSuite:
-    """Reads a suite. name: a folder in `experiments`, any other folder, or a file. Raises ConfigError."""
+    """Reads a suite. name: a folder in `experiments`, any other folder, or a file. Raises ConfigError if there is no
+    suite, or its file is wrong.
+    """
     for path in _places(name, experiments):
         if path.is_file():
             return suite_of(read_section(path, SuiteFile), path)

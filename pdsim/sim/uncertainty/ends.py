@@ -34,8 +34,8 @@ standard error of their mean.
 """
 
 Judge = Callable[[Part], Numbers | None]
-"""Function that extrapolates the numbers of an end of the range from its first requests to the whole load. None: the
-first requests do not suffice."""
+"""Function from an end's first requests to the end's numbers, extrapolated to the whole load. None: the first requests
+do not suffice."""
 VerdictOf = Callable[[RunResult], Any]
 
 

@@ -133,7 +133,7 @@ def sensitivities(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """Returns the sensitivities of a scenario, the largest effect first. Raises ConfigError if the scenario cannot be
-    built. Calls progress after each run.
+    built. progress: called after each run.
 
     own_itl: True: computes ITL percentiles of each single request. known: results of `measure` for the run itself and
     for its repetitions (`jittered`), if these runs were made before.
@@ -186,13 +186,13 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 _LARGE_PAGE = 64
 """Smallest page size in tokens that is tried."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
-"""For some resources: function that returns changes of a scenario to try. Whether these changes help depends on the
-scenario."""
+"""For some resources: function from a scenario to the changes to try, by name. Whether these changes help depends on
+the scenario."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
-    """Simulates changes of the scenario. Returns those that improve the metric on which the resource has the largest
-    effect, as text with their gains, best first.
+    """Simulates the changes of _TRIED for the resource of `one`. base: numbers of the run itself. Returns the changes
+    that improve the metric on which the resource has the largest effect, as text with their gains, best first.
     """
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}
@@ -223,8 +223,8 @@ def num_runs(scenario: Scenario) -> int:
 
 
 def _variants(scenario: Scenario, factor: float) -> dict[str, Callable[[], Cluster]]:
-    """Returns functions that build a cluster with more of one resource, by the resource's name. factor: increase of the
-    resource.
+    """Returns functions that build a cluster with more of one resource, by the resource's name. factor: the resource's
+    new size relative to the present one.
     """
     scenario = resolve(scenario)
 
