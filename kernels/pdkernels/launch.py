@@ -82,8 +82,8 @@ class Launcher:
         self._kernel[grid](*integers, **self._constants)
 
     def compile(self, device: torch.device, parameters: int) -> Callable[..., None]:
-        """Compiles the kernel for a device, or loads it from Triton's cache. parameters: number of run-time
-        parameters.
+        """Compiles the kernel for a device, or loads it from Triton's cache. parameters: number of run-time parameters.
+        Returns the launch: a function of the grid and of the run-time parameters' values.
         """
         options = {**self._options, "launch_pdl": self._early and can_begin_early(device)}
         with torch.cuda.device(device):

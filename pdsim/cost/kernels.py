@@ -282,7 +282,7 @@ def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
 
 
 def origins(layout: Layout) -> dict[str, str]:
-    """Describes where the rates of each operator of a layout come from."""
+    """Returns text about the origin of the rates of each operator of a layout, by operator."""
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}
 
 

@@ -68,7 +68,9 @@ class LayerSums:
     """
 
     def __init__(self, layout: Layout, all_reduces: Callable[..., AllReduces]) -> None:
-        """all_reduces: makes the all-reduces among num_gpus GPUs."""
+        """all_reduces: called with the argument num_gpus, returns the times of all-reduces among this number of
+        GPUs.
+        """
         experts = layout.model.experts
         self._cp = layout.cp
         self._num_halves = 2 * experts.num_layers if experts and layout.sends_to_experts and layout.tp > 1 else 0

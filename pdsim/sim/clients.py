@@ -90,7 +90,9 @@ class FrontEnd:
         self._passing[request_id].prefill_answered = False
 
     def on_end(self, request_id: int, ended: Callable[[], None], *, failed: bool) -> None:
-        """Handles the end of a request. ended: function to call when the client sees the end."""
+        """Handles the end of a request. ended: function to call when the client sees the end. failed: True: the client
+        sees the end without waiting for a first token.
+        """
         passing = self._passing[request_id]
         passing.ended = ended
         if failed or passing.answered_ns is not None or not passing.streamed:

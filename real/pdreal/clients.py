@@ -106,7 +106,9 @@ class Clients:
         progress: Callable[[int], Any],
         reference: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
-        """reference: output token ids that each request has without drafts, by request id. Empty: not known."""
+        """progress: called with the number of ended requests when one ends. reference: output token ids that each
+        request has without drafts, by request id. Empty: not known.
+        """
         self._scenario = scenario
         self._requests = requests
         self._tokens = Tokens(model_config(options, scenario.model).vocab_size)

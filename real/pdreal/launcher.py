@@ -35,7 +35,7 @@ _LOOK_S = 0.02
 
 
 async def _until(holds: Callable[[], bool], limit_s: float | None) -> None:
-    """Waits until a condition holds. Raises TimeoutError."""
+    """Waits until a condition holds. Raises TimeoutError after limit_s seconds; None: never."""
     async with asyncio.timeout(limit_s):
         while not holds():  # noqa: ASYNC110  it is rare, and the router tells nobody
             await asyncio.sleep(_LOOK_S)
@@ -147,7 +147,9 @@ class Launcher:
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """Clock offsets of the other hosts. Times of the run are already corrected by them."""
+        """Clock offsets of the other hosts, by host (RemoteHost.described). Times of the run are already corrected by
+        them.
+        """
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 
     @property

@@ -42,7 +42,7 @@ class RealRun:
     drafted: Drafted = NO_DRAFTS
     """Drafts that decode steps accepted."""
     hosts: dict[str, Any] = field(default_factory=dict)
-    """Clock offsets of the other hosts."""
+    """Clock offsets of the other hosts, by host."""
 
 
 def run_scenario(
@@ -58,7 +58,8 @@ def run_scenario(
     LaunchError if this machine lacks a device or package that the scenario needs.
 
     reference: run folder of the same requests without drafts, whose outputs accepted drafts repeat. None: the draft
-    model's own proposals are accepted. Raises RunFolderError.
+    model's own proposals are accepted. Raises RunFolderError if that run does not fit, or `out` cannot become the run
+    folder.
     """
     with named(path):
         scenario, requests = real_scenario(load_scenario(path, changes), options)
@@ -126,7 +127,8 @@ async def run(
 ) -> RealRun:
     """Runs requests of a resolved scenario. Returns when every request has ended and every process is gone.
 
-    reference: outputs of the requests without drafts, which accepted drafts repeat.
+    progress: called with the number of ended requests when one ends. reference: output token ids of the requests
+    without drafts, by request id, which accepted drafts repeat.
     """
     real = RealRun()
     clients = Clients(scenario, requests, options, progress=progress, reference=reference)

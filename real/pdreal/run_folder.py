@@ -88,7 +88,9 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
 
 
 def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: bool) -> None:
-    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError."""
+    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError if a file cannot be
+    written.
+    """
     logs = out / LOGS
     with run_replaced(out) as folder:
         with journal_writer(folder) as write:
@@ -101,7 +103,10 @@ def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: boo
 
 
 def recover(out: Path) -> FinishedRun:
-    """Completes a run folder in which a killed pdreal left logbooks. Raises RunFolderError, ConfigError or OSError."""
+    """Completes a run folder in which a killed pdreal left logbooks. Raises RunFolderError if there are no valid
+    logbooks or another process writes to them, ConfigError if their scenario is wrong, or OSError if a file cannot be
+    written.
+    """
     logs = out / LOGS
     if not (logs / ABOUT).is_file():
         raise RunFolderError(f"{out}: has no {LOGS}/{ABOUT}: no interrupted run left logs here")

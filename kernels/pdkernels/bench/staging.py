@@ -100,8 +100,8 @@ def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
 
 
 def _best_of_two(case: Case, variants: dict[str, list[Call]], repeats: int) -> dict[str, dict[str, float]]:
-    """Measures all variants twice, and returns the smaller median of each. The first variant runs on a device that has
-    been idle, which makes it slow.
+    """Measures all variants twice. Returns for each variant the smaller median of each time, by field of Row. The first
+    variant runs on a device that has been idle, which makes it slow.
     """
     best: dict[str, dict[str, float]] = {variant: {} for variant in variants}
     for _ in range(2):

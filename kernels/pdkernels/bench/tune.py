@@ -44,7 +44,7 @@ def tilings() -> Iterator[Tiling]:
 
 
 def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Measures gather and scatter with every tiling."""
+    """Yields one row per shape and tiling: the measured time of gather or scatter."""
     models = {model.name: model for model in MODELS}
     shapes = [(models[name], page_size, dst_tp) for name, page_size, dst_tp in _SHAPES]
     precompile(_jobs(arena, [Case(model, 256, page_size, 4, dst_tp) for model, page_size, dst_tp in shapes]))
@@ -87,8 +87,8 @@ def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
 
 
 def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]:
-    """Measures decode attention of one layer, 32 query and 8 KV heads of dimension 128, over contexts of these
-    lengths.
+    """Yields one row per tiling: the measured time of decode attention of one layer, with 32 query and 8 KV heads of
+    dimension 128, over contexts of these lengths in tokens.
     """
     precompile([(compile_decode, (tokens, tiling, page_size)) for tokens, tiling in decode_tilings()])
     batch, pages = len(lengths), [-(-length // page_size) for length in lengths]

@@ -62,7 +62,9 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Serial time in ns per request and per prompt token, and the time in ns of a request of num_tokens tokens."""
+    """Fields of front_end: the serial time in ns per request and per prompt token. Also returns the time in ns of a
+    request of num_tokens tokens.
+    """
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
     return {"service": service_ns, "service_per_token": per_token_ns}, service_ns + per_token_ns * num_tokens

@@ -227,8 +227,9 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
 
 
 def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
-    """Returns straight lines and table of prefill or decode. Empty rows of a graph choose the same experts, so that a
-    step reads the experts that its requests choose (experiments/expert-parallel-two-h200).
+    """Returns two functions from rows to a form of prefill or decode: one with straight lines, one with a table. Empty
+    rows of a graph choose the same experts, so that a step reads the experts that its requests choose
+    (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]
     fixed: dict[str, Any] = {"has_free_rows": known.has_experts}
@@ -306,8 +307,8 @@ def _decode(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _graphs(fitted: FittedForm) -> dict[str, Any]:
-    """Sizes of CUDA graphs, if every row names the size of its graph. Larger batches are assumed to run in larger
-    graphs.
+    """Fields of the profile about CUDA graphs, if every row names the size of its graph; else none. Larger batches are
+    assumed to run in larger graphs.
     """
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():

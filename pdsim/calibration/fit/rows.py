@@ -181,9 +181,8 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Says which rows were left out, and why."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """The different devices, models, data types, ep, verified tokens and graph sizes in rows of prefill and decode.
-    Other rows may have been measured on the host.
-    """
+    """The different devices, models, data types, ep, verified tokens and graph sizes in rows of prefill and decode, by
+    column. Other rows may have been measured on the host."""
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)

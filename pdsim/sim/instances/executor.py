@@ -118,8 +118,8 @@ class SpeculativeExecutor(Executor):
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """accepted: function that returns, for a request id, the number of tokens that each step gives to the
-        request.
+        """accepted: function from a request id to an iterator, which yields for each step the number of tokens that the
+        step gives to the request.
         """
         super().__init__(outputs)
         self._accepted = accepted

@@ -52,7 +52,9 @@ class Storage:
         self._stores: dict[str, PageStore] = {}
 
     def store_of(self, server: str) -> tuple[str, PageStore]:
-        """Returns name and pages of a server's store. A store survives restarts of instances."""
+        """Returns the name of a server's store (empty: all servers share one store), and its pages. A store survives
+        restarts of instances.
+        """
         name = "" if self._shared else server
         if name not in self._stores:
             self._stores[name] = PageStore(self.costs.num_pages, self.page_size)

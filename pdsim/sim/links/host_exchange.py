@@ -39,7 +39,7 @@ class HostExchange:
         on_end: Callable[[], None],
     ) -> None:
         """overlaps: True: each part computes and exchanges at the same time. on_part: function called after each part,
-        with the number of finished parts and of all parts.
+        with the number of finished parts and of all parts. on_end: function called after the last part.
         """
         self._timeline = timeline
         self._flows = flows

@@ -176,7 +176,9 @@ class Network:
         on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """timeout_ns: time in ns after which an engine gives up a transfer. None: never."""
+        """on_done, on_failed: called with each transfer that has ended, or that its engine has given up. on_posting: as
+        in PostingLines. timeout_ns: time in ns after which an engine gives up a transfer. None: never.
+        """
         self._timeline = timeline
         self._topology = interconnect.topology
         self._transport = interconnect.transport

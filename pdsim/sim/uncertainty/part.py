@@ -20,7 +20,7 @@ _LIKE = 0.1
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
 Numbers = Mapping[str, float | None]
-"""Values of the summary fields for which a range is given, by field."""
+"""Values of the summary fields for which a range is given, by field. None: the run has no such value."""
 
 
 class Part(NamedTuple):

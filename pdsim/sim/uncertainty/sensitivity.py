@@ -168,7 +168,7 @@ def sensitivities(
 
 def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
     """Returns changes of the scenario that may reduce descriptors: larger pages and, if tensor-parallel sizes differ,
-    equal sizes or staging.
+    equal sizes or staging. Keys: the change as text; values: new values by field of the scenario.
     """
     prefill, decode = scenario.pair
     size = max(_LARGE_PAGE, 2 * scenario.page_size)

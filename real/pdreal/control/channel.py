@@ -144,7 +144,7 @@ class Channel:
             socket.send_multipart(frames, zmq.NOBLOCK)
 
     def listen(self, loop: AbstractEventLoop, on_message: Callable[[Envelope, Any], None]) -> None:
-        """Calls on_message with each message and its payload."""
+        """Calls on_message with each message and its payload (None: the message has none) from now on."""
 
         def drain() -> None:
             """Reads until no message is left, because the descriptor signals new messages only once."""

@@ -121,8 +121,8 @@ class _LedRunner(ModelRunner):
 
 
 def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ModelRunner, in which a drafter takes the place of `num_verified` and of `num_states` the
-    states of linear attention. sizes: the arguments with both.
+    """Returns arguments of ModelRunner. sizes: the same arguments, except that `num_verified` (tokens per request)
+    stands for the drafter, and `num_states` (slots) for the states of linear attention.
     """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
@@ -279,7 +279,9 @@ class ForwardBench:
         return partial(self._runner.prefill, PrefillBatch(tuple(inputs)))
 
     def _state_use(self, prompt: int) -> StateUse | None:
-        """Prompts continue from states of zeros, also behind contexts."""
+        """Returns the state slots of a prompt, which continues from a state of zeros even if it has a context. prompt:
+        its index in the batch. None: the model has no states.
+        """
         return None if self._runner.states is None else StateUse(0, prompt + 1)
 
     def decode(self, case: DecodeCase) -> Row:
@@ -289,7 +291,9 @@ class ForwardBench:
         return row_of("decode", self._times_us(steps), graph=graph, verified=verified, **_sizes(case))
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
-        """Returns a decode step. Page tables are set in the first step of a batch only, as in a run."""
+        """Returns a function that computes one decode step. Page tables are set in the first step of a batch only, as
+        in a run.
+        """
         num_new, size = self._num_verified, case.batch_size
         tables = self._page_tables([context + num_new for context in case.contexts]) if is_first else []
         states = () if self._runner.states is None else tuple((row + 1, 0) for row in range(size))

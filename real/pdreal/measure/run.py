@@ -208,8 +208,8 @@ def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 def measure(measurement: Measurement, out: Path, tell: Callable[[str], None]) -> int:
-    """Makes all measurements. Each row is written when it is measured. Returns the number of rows. Raises ConfigError
-    if the file cannot be written.
+    """Makes all measurements. Each row is written when it is measured. tell: called with a line of text about each row
+    and each shape left out. Returns the number of rows. Raises ConfigError if the file cannot be written.
     """
     provenance = Provenance.here(
         measurement.model.name,

@@ -120,7 +120,7 @@ class PrefillMover:
 
     def greet(self, decode_id: str) -> None:
         """Writes a few bytes to all memory regions of an instance. Each thread that will write there calls this,
-        because engines connect to a peer and map its memory at the first write. Raises TransferError.
+        because engines connect to a peer and map its memory at the first write. Raises TransferError if a write fails.
         """
         _enter(self._planes)
         for pair in self._pairs if self._mapping is not None else ():
@@ -144,9 +144,12 @@ class PrefillMover:
         """Writes a unit to all decode ranks that get KV from this rank, one after another. Returns when the bytes have
         arrived.
 
-        windows: KV of sliding-window layers that is sent with the unit. state: slots of the state that is sent with it.
+        staging_offset_bytes: where the unit's cells begin in the staging ring of decode ranks; None: the unit is sent
+        without staging. windows: KV of sliding-window layers that is sent with the unit. state: slots of the
+        linear-attention state that is sent with the unit.
 
-        The GPU must have finished computing the KV. Raises TransferError.
+        The GPU must have finished computing the KV. Raises TransferError if a decode rank is not connected, or a write
+        fails.
         """
         _enter(self._planes)
         for pair in self._pairs if unit.source_pages or windows is not None or state is not None else ():

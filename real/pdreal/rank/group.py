@@ -228,8 +228,8 @@ class RankGroup:
         on_done: Callable[[ComputedTokens], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Sends a task to all ranks, and calls on_done with the leader's result. If a rank fails, the instance
-        fails.
+        """Sends a task to all ranks, and calls on_done with the leader's result. on_layers: as in ModelRunner.run, for
+        the leader's forward. If a rank fails, the instance fails.
         """
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)

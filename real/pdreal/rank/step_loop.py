@@ -33,7 +33,8 @@ class StepLoop:
         forget: Callable[[int], None],
         flush_soon: Callable[[], None],
     ) -> None:
-        """on_layers: called with a prefill step's id and the number of its layer groups that are computed. None:
+        """carry_out: called with the instance's commands. on_tokens: called with the new tokens of each step that made
+        any. on_layers: called with a prefill step's id and the number of its layer groups that are computed. None:
         forwards have no layer groups.
 
         forget: called with each request that ended without a message from this instance.

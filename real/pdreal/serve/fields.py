@@ -171,7 +171,8 @@ def answer_settings(
     fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
 ) -> AnswerSettings:
     """Reads the settings of answers from a body. limits: names of the field for the longest answer; the first name that
-    is present counts. Raises RefusedError.
+    is present counts. default: that length in tokens if no name is present. num_logprobs: as in Draw. Raises
+    RefusedError for values that real mode does not support.
 
     Without a temperature the likeliest tokens are chosen. Without a seed the seed is random.
     """

@@ -37,7 +37,7 @@ async def serve(
     announce: Callable[[str], None],
 ) -> list[str]:
     """Serves until a stop signal. Returns descriptions of memory that was still held at the end; each is an error.
-    Raises LaunchError.
+    Raises LaunchError if the cluster does not start, its tokenizer cannot be read, or the port is taken.
 
     scenario: resolved. announce: called with the URL when the server accepts requests.
     """

@@ -117,5 +117,7 @@ class Hosts(Section):
 
 
 def read_hosts(path: Path | None) -> Hosts | None:
-    """Reads a file of hosts. None: no file is given. Raises ConfigError."""
+    """Reads a file of hosts. None: no file is given. Raises ConfigError if the file cannot be read or has wrong
+    fields.
+    """
     return None if path is None else read_section(path, Hosts)

@@ -30,7 +30,7 @@ class Sender(Protocol):
     """Memory of a sender that this process can read."""
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-        """Copies ranges, and returns when all bytes are in place. Raises TransferError."""
+        """Copies ranges, and returns when all bytes are in place. Raises TransferError if the memory cannot be read."""
         ...
 
     def close(self) -> None: ...
