@@ -67,9 +67,8 @@ class DraftRows(NamedTuple):
     """Drafts of a decode step that verifies several tokens of each row. All lists have one entry for each row."""
 
     slots: tuple[int, ...]
-    """Number of the place, from 1, where a rank keeps the draft state of each sequence. A sequence keeps its place
-    while it runs.
-    """
+    """For each sequence: index, from 1, of the place where ranks keep its draft state. A sequence keeps its place while
+    it runs."""
     num_accepted: tuple[int, ...]
     """Number of tokens that the step gives to each sequence: accepted drafts, and the target's next token."""
     taught: tuple[tuple[int, ...], ...]
@@ -133,7 +132,7 @@ class Compute(NamedTuple):
 
     work: Any
     step_id: int | None = None
-    """Number of the step. None: no transfer unit waits for the step's layers."""
+    """Id of the step, for transfer units that wait for its layers. None: no unit waits for them."""
 
 
 class Windows(NamedTuple):

@@ -139,7 +139,7 @@ class Provenance:
 
 class RowFile:
     def __init__(self, path: Path, provenance: Provenance) -> None:
-        """Opens the file. An existing file is replaced. Raises OSError."""
+        """Opens the file. An existing file is replaced. Raises OSError if the file cannot be written."""
         self._file = path.open("w", newline="", encoding="utf-8")
         self._provenance = asdict(provenance)
         self._table = csv.DictWriter(self._file, [field.name for kind in (Row, Provenance) for field in fields(kind)])

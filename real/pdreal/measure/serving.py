@@ -357,6 +357,7 @@ def _loop_rows(
 
 def _context_before(index: int, step: StepRecord) -> int:
     """Returns the number of context tokens that the step's batch would have had at step 0, because each request gains
-    one token per step. Steps of an unchanged batch give the same number. index: number of the step.
+    one token per step. All steps of an unchanged batch give the same number. index: index of the step among all decode
+    steps.
     """
     return step.num_context_tokens - index * step.num_requests

@@ -96,7 +96,7 @@ def _within(heads: range, held: range) -> range:
 
 
 Planes = tuple[int, ...]
-"""Numbers of planes. Each plane holds K, V or latents of one layer."""
+"""Indices of planes. Each plane holds K, V or latents of one layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,8 +120,8 @@ def packed(x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
 
 
 def unpacked(rows: Tensor, hidden: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns views of the parts of packed rows: hidden states, weights of experts, numbers of experts. hidden: size of
-    a hidden state.
+    """Returns views of the parts of packed rows: hidden states, and weights and indices of each token's experts.
+    hidden: size of a hidden state.
     """
     width = (rows.shape[1] - hidden) // 2
     x, shares, chosen = rows.split((hidden, width, width), dim=1)

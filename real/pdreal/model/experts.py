@@ -51,7 +51,7 @@ def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> T
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Returns the weights and the numbers of each token's experts, [tokens, experts per token] each."""
+    """Returns the weights and the indices of each token's experts, [tokens, experts per token] each."""
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415
 

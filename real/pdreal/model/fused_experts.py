@@ -340,7 +340,7 @@ def _products(
 
 
 def _launch_choice(x: Tensor, weights: ExpertWeights, own: range, *of_choice: int) -> None:
-    """Launches the choice of experts for each token. own: numbers of the experts whose tokens are listed. of_choice:
+    """Launches the choice of experts for each token. own: indices of the experts whose tokens are listed. of_choice:
     addresses of the tensors in _Lists.
     """
     (num_tokens, _), num_experts = x.shape, len(weights.router)
@@ -378,7 +378,7 @@ class _Lists(NamedTuple):
     shares: Tensor
     """Weights of each token's experts, [tokens, active] in fp32."""
     chosen: Tensor
-    """Numbers of each token's experts, [tokens, active] in int32."""
+    """Indices of each token's experts, [tokens, active] in int32."""
     lists: Tensor
     """Rows of each own expert's tokens, [own experts, tokens]."""
     lengths: Tensor

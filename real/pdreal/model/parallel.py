@@ -82,7 +82,7 @@ class TensorParallel:
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
 
     def experts(self, num_experts: int) -> slice:
-        """Returns the numbers of a layer's experts that this rank holds, whole or in part."""
+        """Returns the indices of a layer's experts that this rank holds, whole or in part."""
         return self.part(num_experts) if self.has_whole_experts else slice(0, num_experts)
 
     def inner_of_expert(self, size: int) -> slice:

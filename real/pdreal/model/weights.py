@@ -147,7 +147,7 @@ class ExpertWeights:
     """Down projections, [own experts, hidden, inner]."""
     num_active: int
     own: range
-    """Numbers of the experts that this rank holds."""
+    """Indices, among the layer's experts, of those that this rank holds."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
     """Bias that changes which experts are chosen, but not their weights: [all experts] in fp32."""
@@ -387,8 +387,8 @@ def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: st
 def _load_latent(
     config: ModelConfig, latent: LatentAttention, tp: TensorParallel, load: _Loader, at: str
 ) -> LatentWeights:
-    """Loads the latent attention of one layer. at: the layer's prefix in parameter names. Checkpoints rotate
-    neighbouring dimensions and this model rotates halves, so rows are reordered here, once.
+    """Loads the latent attention of one layer. at: the layer's prefix in parameter names. Checkpoints rotate pairs of
+    neighbouring dimensions, but real mode rotates the first half with the second, so rows are reordered here, once.
     """
     heads, rank = config.num_query_heads, config.llama.query_rank
     part = tp.part(heads)

@@ -34,7 +34,7 @@ class VerifyRows(NamedTuple):
     positions: Tensor
     """Number of KV tokens before that token, [rows]."""
     slots: Tensor
-    """Number of the place of each sequence's draft state, [rows]. Padding: 0."""
+    """Index of the place where each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
     """Number of tokens that the step gives to each sequence, [rows]. Padding: 0."""
     taught: Tensor

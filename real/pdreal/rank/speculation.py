@@ -17,7 +17,7 @@ from pdsim.workload.request_spec import Streams
 @dataclass(slots=True)
 class _State:
     slot: int = 0
-    """Number of the place where ranks keep the sequence's draft state. 0: the sequence does not run."""
+    """Index of the place where ranks keep the sequence's draft state. 0: the sequence does not run."""
     seed: Seed | None = None
     """Seed of the drafts until the sequence joins the batch."""
     accepted: Iterator[int] | None = None

@@ -37,7 +37,8 @@ class RankSpec:
     life: int
     """Number of times that the instance was started before."""
     slot: int
-    """Number of the rank among all ranks of its host. Ranks get the host's GPUs by this number."""
+    """Index of the rank among all ranks of its host. The rank gets the host's GPU with this index, modulo the number of
+    GPUs."""
     num_slots: int
     """Number of all ranks on the rank's host."""
     launcher: str

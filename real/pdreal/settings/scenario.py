@@ -198,7 +198,7 @@ def _check_ranks(scenario: Scenario) -> None:
 
 
 def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
-    """Raises ConfigError for features that real mode lacks beside states of linear attention."""
+    """Raises ConfigError for features that real mode lacks if the model has linear attention."""
     delta, state = config.llama.delta, load_model(scenario.model).state
     if delta is None or state is None:
         return
