@@ -86,8 +86,8 @@ class HostLink:
         self._free_ns = {"load": 0, "write": 0}
 
     def copy(self, kind: Literal["load", "write"], num_pages: int, now_ns: int) -> tuple[int, int]:
-        """Returns start and end in ns of a copy. The copy starts when earlier copies in the same direction have
-        ended.
+        """Returns start and end in ns of a copy that is queued at now_ns. kind: load copies to the GPU, write to the
+        host cache. The copy starts when earlier copies in the same direction have ended.
         """
         start_ns = max(now_ns, self._free_ns[kind])
         duration_ns = max(1, round(1e9 * num_pages * self._page_bytes / self._bandwidths[kind]))

@@ -306,7 +306,7 @@ def popularities(exponent: float, num_experts: int) -> list[float]:
 
 
 def loads(popular: list[float], num_gpus: int) -> list[float]:
-    """Load of each GPU, if each GPU holds a block of consecutive experts."""
+    """Load of each GPU, if each GPU holds a block of consecutive experts. popular: load of each expert, in any unit."""
     size = len(popular) // num_gpus
     return [sum(popular[gpu * size : (gpu + 1) * size]) for gpu in range(num_gpus)]
 

@@ -60,7 +60,8 @@ _FOREVER = 1 << 30
 
 def captured_batches(max_batch: int, max_running: int, *, speculative: bool = False) -> list[int]:
     """Returns the batch sizes that SGLang captures, up to the smaller of max_batch and max_running (0.5.23,
-    generate_decode_cuda_graph_batch_sizes). This largest size is always captured.
+    generate_decode_cuda_graph_batch_sizes). This largest size is always captured. speculative: True: the sizes for
+    decode steps with drafts.
     """
     ranges = (
         [range(1, 9), range(10, 33, 2), range(40, 65, 4), range(72, 257, 8), range(272, _FOREVER, 16)]

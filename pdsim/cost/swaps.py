@@ -49,7 +49,9 @@ class SwapCosts:
         return round(1e9 * (filled + saved) + self._swap_ns(step, computing_ns / self.num_layers))
 
     def usual_ns(self, num_requests: int, context_tokens: float, computing_ns: int) -> int:
-        """Time in ns by which copies prolong a step without new requests. context_tokens: KV tokens of each request."""
+        """Time in ns by which copies prolong a step without new requests. context_tokens: KV tokens of each request.
+        computing_ns: as in step_ns.
+        """
         num_long = num_requests if context_tokens > self.buffer_tokens else 0
         step = HiSparseStep(0, (), (), num_requests, 0, 0, 1, 0, 0, num_long, num_requests)
         return self.step_ns(step, computing_ns)

@@ -182,7 +182,7 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Returns the number of programs that fills the device."""
+    """Returns the number of shares whose programs, one for each head block, fill the device."""
     if device.type != "cuda":
         return _SHARES_ON_CPU
     programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

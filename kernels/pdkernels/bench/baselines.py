@@ -55,7 +55,7 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
     """Returns a function that moves one request, with a call of `move` for each plane and writer. pages: the request's
-    page list. offset: of the request in staging, in bytes.
+    page list. offset: beginning of the request in staging, in bytes.
     """
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1

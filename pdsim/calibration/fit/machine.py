@@ -112,8 +112,8 @@ class SendingTime:
 
 
 def _busy_workers(transport: str) -> int:
-    """Number of workers that were busy while rows of kind `sending` were measured, in which many transfers went to one
-    decode instance.
+    """Number of workers of a rank that were busy while rows of kind `sending` were measured, for which many requests
+    are sent to one decode instance. transport: name in the catalog.
     """
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1

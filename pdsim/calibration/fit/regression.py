@@ -84,7 +84,7 @@ class Form:
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
-        """Matrix (rows, parameters) of the derivative of each time by each coefficient."""
+        """Matrix (rows, parameters) of the derivative of each time by each coefficient. values: the coefficients."""
         if self.overlap is not None:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]

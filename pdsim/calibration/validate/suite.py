@@ -217,7 +217,9 @@ def _part(scenario: Scenario, name: str) -> Any:
 
 
 def _difference(name: str, there: Any, here: Any) -> str:
-    """Text on the first field in which two values differ."""
+    """Text on the first field in which two values differ. there, here: values of the field `name` in the run and in the
+    variant.
+    """
     if isinstance(there, dict) and isinstance(here, dict):
         for key in (*here, *there):
             if there.get(key) != here.get(key):

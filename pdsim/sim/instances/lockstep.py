@@ -245,7 +245,8 @@ class Lockstep:
 
 
 def mean_expert_tokens(steps: Sequence[tuple[Rank, Step]], num_ranks: int) -> float:
-    """Mean number of tokens that a rank gives to the experts in a round.
+    """Mean number of tokens that a rank gives to the experts in a round. steps: the ranks that have a step, with their
+    steps. num_ranks: number of all ranks of the server.
 
     If all ranks with a step decode in CUDA graphs, each rank runs the graph of the largest batch, also a rank without
     requests (SGLang 0.5.12, model_executor/cuda_graph_runner.py:1245).

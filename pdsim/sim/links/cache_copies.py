@@ -129,8 +129,8 @@ class StorageClient:
         return self._store.num_found(reading.command.prompt, reading.command.start_tokens)
 
     def _read(self, reading: Reading, num_pages: int) -> bool:
-        """Reads the next pages of a prompt, without those that storage has evicted since the lookup. Returns False if
-        none is left.
+        """Reads the next num_pages pages of a prompt, or fewer if storage has evicted some since the lookup. Returns
+        False if none is left.
         """
         num_pages = min(num_pages, self._num_there(reading) - reading.num_read)
         if num_pages > 0:
@@ -291,7 +291,9 @@ class CacheCopies:
             self._tell(m.Tell(self._instance_id, message))
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int, begin_ns: int = 0) -> tuple[int, int]:
-        """Begins a copy now, or at begin_ns if that is later. Returns its start and end in ns."""
+        """Begins a copy now, or at begin_ns if that is later. kind: load copies from host memory to the GPU, write
+        back. Returns its start and end in ns.
+        """
         start_ns, end_ns = self._link.copy(kind, num_pages, max(begin_ns, self._timeline.now_ns))
         num_bytes = self._link.num_bytes(num_pages)
         self._record(HostCopyRecord(self._instance_id, kind, start_ns, end_ns, num_pages, num_bytes))

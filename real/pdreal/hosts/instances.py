@@ -200,7 +200,9 @@ class Instances:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
-        """Returns the reason of a death, and logs it if nobody asked for the instance's end."""
+        """Returns the reason of a death, and logs the reason unless the instance was told to end. exit_code: exit code
+        of the process, or the reason as text. age: when it died, such as "9 s after it was up".
+        """
         if known := self._deaths.pop(instance_id, ""):
             return known
         reason = exit_code if isinstance(exit_code, str) else ended_by(exit_code)

@@ -176,7 +176,8 @@ def repeat_each_us(
     works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
     """Returns sorted times of similar pieces of work, done one after another. At least 5 times if there are pauses,
-    else at least 3.
+    else at least 3. seconds and the largest number of times are as in repeat_us. warm_ups: number of first pieces,
+    which are not timed.
     """
     for _ in range(warm_ups):
         next(works)()

@@ -322,7 +322,7 @@ def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list[float]:
-    """Returns the times between two events of each request, sorted, in us."""
+    """Returns the times between two events of each request, sorted, in us. begin, end: fields of RequestRecord."""
     return sorted((getattr(request, end) - getattr(request, begin)) / 1e3 for request in requests)
 
 

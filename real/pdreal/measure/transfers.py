@@ -114,8 +114,8 @@ def transfer_rows(
     left_out: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Yields rows of transfers from this host's first GPU to its last, or to the first GPU of another host. Missing
-    engines are reported.
+    """Yields rows of transfers from this host's first GPU to its last, or to the first GPU of another host. sizes:
+    bytes. descriptors: numbers of descriptors of a transfer. left_out: called with each missing engine and the reason.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]

@@ -242,7 +242,9 @@ class DecodeMover:
         ring_bytes: int = 0,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """planes, states: memory that the transport's `allocate` made. states: planes of linear-attention states."""
+        """planes, states: memory that the transport's `allocate` made. states: planes of linear-attention states.
+        ring_bytes: size of the staging ring; 0: there is none.
+        """
         self._exchange = exchange
         self._planes = planes
         self._states = states

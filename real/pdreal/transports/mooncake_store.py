@@ -64,16 +64,16 @@ class MooncakeStore:
         return [i for i, code in enumerate(self._store.batch_is_exist(list(names))) if code != _IS_THERE]
 
     def read(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> int:
-        """Copies objects of num_bytes bytes each to addresses in registered memory. Returns how many are read, counted
-        from the first one up to one that failed.
+        """Copies objects of num_bytes bytes each to the addresses `begins` in registered memory. Returns how many are
+        read, counted from the first one up to one that failed.
         """
         codes = self._store.batch_get_into(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("read", min(codes))
         return _num_first([code == num_bytes for code in codes])
 
     def write(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> bool:
-        """Copies objects of num_bytes bytes each from registered memory. Returns False if an object is not written, for
-        example because the store is full.
+        """Copies objects of num_bytes bytes each from the addresses `begins` in registered memory. Returns False if an
+        object is not written, for example because the store is full.
         """
         codes = self._store.batch_put_from(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("write", min(codes))
