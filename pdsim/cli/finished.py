@@ -124,8 +124,8 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Context with a progress bar on a terminal; elsewhere nothing is printed. Yields a function that counts one more.
-    With arguments, the function sets the count, and the total if it has changed.
+    """Context with a progress bar on a terminal; elsewhere nothing is printed. Yields a function. Called without
+    arguments, it adds one to the count of what is done; with arguments, it sets this count and the total.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None

@@ -184,8 +184,10 @@ class Aside(str):
 
 Check = Callable[[Any, Scenario], str | None]
 Rule = Check | Aside | str | None
-"""What a launch does with a field. None: commands express it. Aside: the launch ignores it and adds a note. Text: the
-launch refuses it; the text says why, and what is possible. Check: a function that decides.
+"""What a launch does with a field. None: commands express it. Aside: the launch ignores the field, and adds a note if
+its value is not the default. Text: the launch refuses any other value than the default; the text says why, and what is
+possible. Check: a function of the value and the scenario. It returns None if commands express the value, otherwise the
+reason for a refusal.
 """
 DRIVES: dict[str, Rule] = {
     f"storage.{name}": Aside("the real cluster has its own drives and links")
@@ -233,7 +235,9 @@ class Leaf(NamedTuple):
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
-    """Yields the fields of a section that have no fields of their own, and the names of components."""
+    """Yields the fields of a section, each with its path and value. A section or a component (policy, cost model,
+    workload, client) comes first as a whole, the component by its name; then come its own fields or settings.
+    """
     for name, info in type(section).model_fields.items():
         value, default = getattr(section, name), info.get_default(call_default_factory=True)
         where = f"{path}.{name}" if path else name

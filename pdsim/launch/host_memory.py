@@ -41,10 +41,10 @@ def _of_lmcache(servers: ServerSettings, host_bytes: int, storage: StorageSettin
 
 
 def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Settings of the connector that has several connectors. KVBM needs its own, and comes first there (kvbm 1.6.1,
-    vllm_integration/connector/pd_connector.py:91).
+    """Settings of the connector that combines several: vLLM's MultiConnector or, with KVBM, PdConnector, whose first
+    connector must be KVBM's (kvbm 1.6.1, vllm_integration/connector/pd_connector.py:91).
 
-    role: the server's kv_role. connectors: the connector to the other role, then that to host memory.
+    role: the server's kv_role. connectors: first the connector to the other role, then that to host memory.
     """
     if _has_kvbm(servers):
         found = {"kv_connector": "PdConnector", "kv_role": role, **_KVBM_MODULE}

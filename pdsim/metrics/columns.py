@@ -33,7 +33,7 @@ class Columns:
         return self._made[name]
 
     def words(self, name: str) -> tuple[Array, list[str]]:
-        """A column of texts, as the different texts and, for each row, the index of its text."""
+        """A column of texts, as two values: for each row the index of its text, and the list of the different texts."""
         if name not in self._made_words:
             self._made_words[name] = self._words(name)
         return self._made_words[name]
@@ -101,7 +101,7 @@ class StoredRecords:
         return next(iter(records_in(self._folder, "requests", rows)), None)
 
     def requests_at(self, rows: Array) -> list[RequestRecord]:
-        """The records of some rows of the table of requests, in the order of the row numbers."""
+        """The records of these rows of the table of requests, in the order of `rows`. rows: row numbers from 0."""
         return records_in(self._folder, "requests", self._tables["requests"].take(arrow_array(rows.tolist())))
 
     def columns(self, name: str) -> Columns:
@@ -110,7 +110,7 @@ class StoredRecords:
 
 
 def requests_at(records: Records, rows: Array) -> list[RequestRecord]:
-    """The records of the given rows of the table of requests, in the order of the row numbers."""
+    """The records of these rows of the table of requests, in the order of `rows`. rows: row numbers from 0."""
     if isinstance(records, StoredRecords):
         return records.requests_at(rows)
     return [records.requests[row] for row in rows.tolist()]

@@ -27,12 +27,12 @@ class _Row(NamedTuple):
 
 
 class _Stay(NamedTuple):
-    """The time of a request in a batch. The first decode steps of the request are rows[begin]."""
+    """Consecutive decode steps for which a request stays in a batch. The first of them are rows[begin]."""
 
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """Time in ns from the request's token before to its first token in this batch."""
+    """Time in ns from the request's last token before these steps to its first token in them."""
 
 
 class OwnGaps:

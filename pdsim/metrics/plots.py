@@ -146,8 +146,8 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
 
 
 def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
-    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. value:
-    computes the number from the levels.
+    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. title:
+    title of the y axis. value: computes the number for each row of `levels`.
     """
     times_ns, values = levels["time_ns"], value(levels)
     codes, names = levels.words("instance_id")

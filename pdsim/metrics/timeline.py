@@ -71,7 +71,9 @@ def trace_events(records: Records) -> list[Event]:
 
 
 def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
-    """Events that name the processes and tracks which `events` use."""
+    """Events that name the processes and tracks which `events` use. process: the number of each instance's process, by
+    the instance's name.
+    """
     used = {(event["pid"], event["tid"]) for event in events}
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
@@ -147,8 +149,8 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
-    """Slices for the grants and merges of decode. An arrow leads from each grant to the forward or the transfer worker
-    of prefill, and one from there to the merge.
+    """Slices for the grants and merges of decode. One arrow leads from each grant to the forward or the transfer worker
+    of prefill, and another from the transfer worker to the merge.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}

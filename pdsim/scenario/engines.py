@@ -145,7 +145,9 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
 
 
 def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") -> str:
-    """LMCache's remote store, read with enable_async_loading."""
+    """Names a setting that vLLM's storage lacks, or that pdsim does not model with this storage: LMCache's remote
+    store, read with enable_async_loading. Empty: there is none.
+    """
     for name in ("prefetch", "prefetch_threshold"):
         if getattr(storage, name) != type(storage).model_fields[name].default:
             return f"storage.{name}: it is a setting of SGLang; leave it out"

@@ -227,7 +227,9 @@ def _of_ranks_with_stages(scenario: "Scenario") -> str:
 
 
 def _not_modelled(where: str, beside: Mapping[str, bool]) -> str:
-    """Names the first setting beside which pdsim does not model another. Empty: none of them is given."""
+    """A message that pdsim does not model the setting `where` together with the first given setting of `beside`.
+    beside: for each setting, whether it is given. Empty: none of them is given.
+    """
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 

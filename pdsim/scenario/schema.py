@@ -76,7 +76,9 @@ def a_name(value: Any) -> Any:
 
 
 def by_role(value: Any) -> Any:
-    """Expands one component to {prefill: ..., decode: ...}. A field `measured` beside it stays."""
+    """Expands the settings of one component, NAME or {use: NAME, ...}, to {prefill: ..., decode: ...} with equal
+    settings. A key `measured` is moved out of the settings, beside prefill and decode.
+    """
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
         beside = {"measured": value["measured"]} if "measured" in value else {}

@@ -45,7 +45,9 @@ class AskOptions:
     slo: str = "ttft < 2 s and tpot < 50 ms for 90 %"
     """SLO as text: limits of ttft, tpot and e2e, with the share of requests that must meet them."""
     speedup: str = ""
-    """Speed-ups of the trace that the question `capacity` tries, such as 0.5,1,2,4 [as many as needed]."""
+    """Speed-ups of the trace that the question `capacity` tries, such as 0.5,1,2,4 [chosen until one meets the SLO and
+    one misses it].
+    """
 
     def __post_init__(self) -> None:
         Slo.parse(self.slo)
@@ -293,8 +295,8 @@ def base_of(
 
 
 def _pair_of(aggregated: Changes) -> Changes:
-    """Changes that replace aggregated servers by a prefill and a decode server with the same settings. Only the prefill
-    server caches prefixes, as pdsim's decode servers do by default.
+    """Changes that replace aggregated servers by a prefill and a decode server with the same settings, except that the
+    decode server keeps the default settings of its prefix cache and host cache.
     """
     fields = {name: value for name, value in aggregated.items() if name != "instances"}
     of_decode = {name: value for name, value in fields.items() if not name.startswith(("radix_cache", "host_cache"))}

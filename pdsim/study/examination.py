@@ -19,8 +19,8 @@ from pdsim.study.verdict.slo import Slo, Term
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """A request that misses the SLO although requests are sent one at a time. It stands at the percentile of the term
-    that is missed most.
+    """A request that misses the SLO although requests are sent one at a time. Of all requests, the one at the
+    percentile that the most-missed term of the SLO limits.
     """
 
     cluster: str
@@ -79,8 +79,8 @@ def deciding_measurement(
     """The measurement of the step times on which a finding depends. If the finding depends on no single group of times,
     the measurement covers all groups that were not measured. None: all step times were measured on a server.
 
-    holds: says whether the finding stays the same under each of the changes, which set one group to its fastest and
-    slowest times.
+    changes: make the cluster. holds: called for each group with two changes, which set this group alone to its fastest
+    and to its slowest times. True: the finding stays the same under all of them.
     """
     base = trials.base
     deciding = [group for group, ends in base.alone.items() if not holds(ends)]

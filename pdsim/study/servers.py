@@ -1,4 +1,4 @@
-"""The servers of a cluster, and the name that they give it."""
+"""The servers of a cluster, and the cluster's name, which lists them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,8 +18,9 @@ class Server(NamedTuple):
 
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
-    """Name of a cluster, such as "3P1D of TP4 on h100". Without counts: name of the family. If the roles have different
-    GPUs, both are always named.
+    """Name of a cluster, such as "3P1D of TP4 on h100". roles: the servers of each role. counts: number of servers of
+    each role; empty: the name is that of the family of clusters with these servers. names_gpu: True: the name has the
+    GPU. If the roles have different GPUs, the name always has all of them.
     """
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)

@@ -22,7 +22,7 @@ from pdsim.system.catalog import load_gpu, load_model
 from pdsim.system.model import LatentAttention
 
 ROLES = {1: ("aggregated",), 2: ("prefill", "decode")}
-"""Roles of a cluster, by their number. 1: aggregated. 2: prefill and decode."""
+"""Names of a cluster's roles, by the number of roles. 1: an aggregated cluster. 2: prefill and decode."""
 _OF_SERVERS = {f"{role}.{field}" for role in chain(*ROLES.values()) for field in ("gpu", "tp", "instances", "dp")}
 SPLITS = {"prefill": ("pp", "cp"), "decode": ("pp", "dcp"), "aggregated": ("pp", "cp", "dcp")}
 """Parallel sizes of a server besides tp, by role."""
@@ -278,7 +278,7 @@ def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
 
 
 def _sizes_of(roles: Sequence[Server]) -> Iterator[tuple[str, int]]:
-    """Yields the parallel sizes of a cluster's servers, each with its path in the scenario."""
+    """Yields the path in the scenario, and the value, of each parallel size of a cluster's servers."""
     for role, server in zip(ROLES[len(roles)], roles, strict=True):
         for name, size in server.split._asdict().items():
             yield f"{role}.{name}", size
@@ -312,8 +312,8 @@ def _encode(base: Base, encoders: Encoders) -> Changes:
 
 
 def _own_split(base: Base, role: str) -> Split:
-    """The parallel sizes of the scenario's servers of this role. All sizes are 1 for aggregated servers if the user has
-    none.
+    """The parallel sizes of the scenario's servers of this role. If the user has no aggregated servers, all sizes of
+    the role `aggregated` are 1.
     """
     if role != "aggregated":
         split: Split = getattr(base.scenario, role).split

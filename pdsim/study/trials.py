@@ -126,7 +126,7 @@ class Trials:
 
     def limit(self, changes: Changes, term: Term | None) -> Limit:
         """The resource that limits a cluster. With a term of the SLO: the resource that changes the term's value most.
-        Without a term: the throughput's.
+        Without a term: the resource that changes the throughput most.
         """
         scenario = self.scenario(changes)
 

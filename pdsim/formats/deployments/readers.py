@@ -12,7 +12,7 @@ Value = str | bool | list[str]
 
 def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
     """Words that belong to no option, and options with their values. `--tp-size 4` and `--tp_size=4` are the same
-    option.
+    option. True: the option has no value. A list: the option has several values.
     """
     alone: list[str] = []
     flags: dict[str, Value] = {}
@@ -42,7 +42,9 @@ _SHORT = {
 
 @dataclass
 class Read:
-    """The fields that the options of one server set."""
+    """The fields that the options of one server set. understood, aside, assumed: texts on what was read, what was
+    ignored, and what was assumed.
+    """
 
     server: dict[str, Any] = field(default_factory=dict)
     """Fields of the server's role, by name."""
@@ -59,7 +61,9 @@ Reader = Callable[[Read, Value], None]
 
 
 def difference(read: Read, first: Read) -> str:
-    """Says which options a server loses and gains if the first server of its role stands for it. Empty: none."""
+    """Says which options of a server are ignored, and which options are added to it, if the scenario has the fields of
+    `first`, the first server of its role, for all servers of the role. read: the server's own fields. Empty: none.
+    """
     own = {text.split()[0] for text in read.understood}
     lost = [text for text in read.understood if text not in first.understood]
     gained = [text for text in first.understood if text.split()[0] not in own]

@@ -228,9 +228,10 @@ def _masks_empty_rows(scenario: Scenario, layout: Layout) -> bool:
     """True if experts of an instance do not compute the empty rows of a CUDA graph.
 
     Empty rows have the tokens of earlier steps, so they choose experts as requests do (SGLang 0.5.12,
-    model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). With whole experts SGLang
-    masks these rows (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978). Blackwell's kernel for them,
-    flashinfer_trtllm, knows no mask in 0.5.12, but in 0.5.23 (layers/moe/moe_runner/flashinfer_trtllm.py:888).
+    model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). If each GPU holds whole
+    experts, SGLang masks these rows (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978), and vLLM does
+    not. flashinfer_trtllm, the kernel for whole experts on Blackwell if each GPU gets all tokens, ignores the mask in
+    0.5.12 and supports it in 0.5.23 (layers/moe/moe_runner/flashinfer_trtllm.py:888).
     """
     knows_mask = scenario.engine_rules.masks_empty_rows or not is_blackwell(layout.gpu.name) or layout.sends_to_experts
     return scenario.engine == "sglang" and layout.has_whole_experts and knows_mask

@@ -104,8 +104,8 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Coefficient with which a component fits the times best (least squares). part: the component's values, which must
-    be orthogonal to those of the other components.
+    """Coefficient with which `part` fits the times best (least squares), as one of several functions that are summed.
+    part: the function's values, which must be orthogonal to those of the other functions.
     """
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found

@@ -87,8 +87,8 @@ def language_ids(scenario: Scenario) -> list[str]:
 
 
 def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
-    """Modalities of the items that requests bring to instances: those that encode instances, or the choices of vLLM's
-    servers, encode. SGLang's servers choose no items, so their requests bring none.
+    """Modalities (such as image) of the items that instances get with requests: all that the model's encoders take.
+    Empty: SGLang's servers encode media themselves; they schedule no items, so requests bring none.
     """
     if scenario.encode is None and scenario.engine == "sglang":
         return ()

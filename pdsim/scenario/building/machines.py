@@ -318,7 +318,9 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _with_own_draws(policy: Any) -> Any:
-    """Gives decode's copy of a routing policy other random choices than prefill has, if pdsim's `Draws` make them."""
+    """Returns decode's copy of a routing policy with another seed than prefill's copy has. A policy that does not draw
+    with pdsim's `Draws` stays as it is.
+    """
     if hasattr(policy, "otherwise"):  # a policy of sessions
         policy.otherwise = _with_own_draws(policy.otherwise)
     if isinstance(getattr(policy, "_draws", None), Draws):
@@ -327,8 +329,9 @@ def _with_own_draws(policy: Any) -> Any:
 
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
-    """The part of the router that serves one role. It picks an instance for each request; if servers pick among their
-    data-parallel ranks themselves, it picks a server.
+    """The part of the router that serves one role. The part picks an instance for each request. If servers pick among
+    their data-parallel ranks themselves, the part picks a server. given: the scenario's policy, of which a copy is
+    used.
     """
     ids, memory = roles(scenario)[role], REMEMBERED
     policy = deepcopy(given)

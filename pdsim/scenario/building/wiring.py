@@ -167,8 +167,8 @@ def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
 
 
 PUSH_POLL_NS = 1_000_000
-"""Period in ns at which the writer of vLLM's NixlPushConnector checks for decode's registrations (vLLM 0.33.0,
-nixl/push_worker.py:78). A registration waits half a period on average.
+"""Period in ns at which the sending side of vLLM's NixlPushConnector checks for decode's registrations of pages (vLLM
+0.33.0, nixl/push_worker.py:78). A registration waits half a period on average.
 """
 
 
@@ -297,16 +297,17 @@ class HostNics:
     traffic: Mapping[str, HostTraffic]
     """Bytes that the hosts exchange, by instance."""
     paths: Mapping[str, tuple[Path, Path]]
-    """Outgoing and incoming links of one GPU, by instance."""
+    """The outgoing and the incoming path of one GPU of each instance, by instance."""
     capacity: Mapping[str, float]
     """Bandwidth in bytes per second, by link."""
 
 
 def host_nics(scenario: Scenario) -> HostNics:
-    """The NICs between the hosts of servers. Exchanges share them with transfers of KV if the transport uses NICs.
+    """The NICs between the hosts of servers. Exchanges of activations share the NICs with transfers of KV if the
+    transport uses NICs.
 
-    An exchange that has a NIC alone reaches the share NIC_SHARE of its bandwidth. If network.bandwidth is given, the
-    exchange reaches that.
+    An exchange that has a NIC alone reaches the share NIC_SHARE of the NIC's bandwidth or, if network.bandwidth is
+    given, that bandwidth.
     """
     network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
     traffic: dict[str, HostTraffic] = {}

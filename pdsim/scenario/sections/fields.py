@@ -101,7 +101,9 @@ def in_words(docstring: str | None) -> str:
 
 
 def _body(kind: type[Any]) -> list[ast.stmt]:
-    """The statements of a class of pdsim, read from its source file. Compiled modules have their source beside them."""
+    """The statements of a class of pdsim, read from its source file. A compiled module has its source file in the same
+    folder.
+    """
     package, *path = kind.__module__.split(".")
     if package != __package__.partition(".")[0]:
         return []

@@ -70,7 +70,7 @@ class FrontEndSettings(Section):
 
 class SeenTimes(NamedTuple):
     """Measured times of a kind of front end: the usual times, and those of the fastest and slowest servers where they
-    differ.
+    differ. Keys are the fields of FrontEndSettings.
 
     experiments/front-ends names the source of each measurement.
     """
@@ -81,8 +81,8 @@ class SeenTimes(NamedTuple):
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
-    """Times of a front end that delays each request without making others wait. fast_ms, slow_ms: delays of the fastest
-    and the slowest servers. fields: the front end's other times.
+    """Times of a front end that delays each request without making others wait. usual_ms, fast_ms, slow_ms: the usual
+    delay, and those of the fastest and the slowest servers. fields: the front end's other times.
     """
     usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
     return SeenTimes(usual | fields, fast, slow)

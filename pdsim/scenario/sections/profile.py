@@ -141,7 +141,9 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Joins the costs of two profiles, of which one is measured for prefill and one for decode."""
+    """Joins the costs of two profiles, of which one is measured for prefill and one for decode. value: the scenario's
+    cost. of_role: by role, the path of its profile, and the fields given beside the path.
+    """
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
     for role, (path, others) in of_role.items():

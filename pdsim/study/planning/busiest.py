@@ -10,8 +10,9 @@ _NUM_STEPS = 150
 
 
 def busiest(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Requests sent per second, requests waiting for a first token, and decoding requests, over time. The window covers
-    the five minutes around the longest queue, or the whole run if the run is shorter.
+    """Request rate and queue over time, as lists: times in s (times_s) and, for each time, the requests sent per second
+    (sent_per_s), the requests that wait for a first token (waiting), and the decoding requests (decoding). The times
+    cover the five minutes around the longest queue, or the whole run if the run is shorter.
     """
     begin_s = min(r.arrival_ns for r in requests) / 1e9
     end_s = max(r.end_ns or r.arrival_ns for r in requests) / 1e9

@@ -216,7 +216,10 @@ class Finder:
         )
 
     def _grown(self, growth: Mapping[float, Changes]) -> dict[float, Outcome]:
-        """Outcomes of the plan at multiples of the load, ascending, up to the first multiple that misses the SLO."""
+        """Outcomes of the plan by multiple of the load, ascending. Multiples are simulated in groups of _GROWN_AT_ONCE;
+        groups after the first in which a multiple misses the SLO are left out. growth: changes of the load, by
+        multiple.
+        """
         found: dict[float, Outcome] = {}
         for first in range(0, len(growth), _GROWN_AT_ONCE):
             some = list(growth)[first : first + _GROWN_AT_ONCE]

@@ -127,7 +127,9 @@ class Planner:
         return [self.varied(point, end, changes) for end, changes in at_end.items()]
 
     def varied(self, point: Point, end: str, changes: Changes) -> Point:
-        """A copy of the point with further changes and the same number. end: says how the copy differs."""
+        """A copy of the point with further changes, under the point's number. end: the copy's Point.end, such as
+        `fastest` or `repeat_1`.
+        """
         where = f"{self._where}, point {point.number}, {end}"
         return replace(point, tasks=self._tasks({**point.changes, **changes}, list(point.tasks), where), end=end)
 
@@ -265,8 +267,8 @@ def _file_digest(module: str) -> str:
 
 @cache
 def metrics() -> dict[str, type]:
-    """The numbers of a run's result with their types: those of the summary, pdsim's own, the mean of each stage, and
-    descriptors.
+    """The columns of a run's result that have numbers, each with its type: those of the summary, pdsim's own, the mean
+    of each stage, and the number of transfer descriptors.
     """
     summary = summarize(RunRecords(), extra={"events": 0, "warm_up_requests": 0})
     numbers = summary | summary.pop("pdsim")

@@ -57,7 +57,8 @@ def ask(
         trace: A trace that replaces the workload.
         changes: Changes of the scenario, as "dotted.path=value".
         slo: Limits of ttft, tpot and e2e, and the share of requests that must be within them.
-        speedup: Speed-ups of a trace that the question capacity tries, as "0.5,1,2,4"; empty: as many as needed.
+        speedup: Speed-ups of a trace that the question capacity tries, as "0.5,1,2,4"; empty: chosen until one
+            meets the SLO and one misses it.
         seeds: Number of runs of each candidate; a trace with its own times is run once.
         jobs: Number of processes; None: one for each CPU; 1: this process.
         out: A folder for answer.md, answer.json, answer.png and all runs; None: nothing is kept.

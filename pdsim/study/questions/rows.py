@@ -25,6 +25,7 @@ class Column:
     per: str = ""
     """Column of a run's row by which the number is divided. Empty: the number is not divided."""
     read: Callable[[Study, str], Estimate | None] | None = None
+    """Computes the number of the candidate with this label. None: `field` has the number."""
     digits: int = 3
 
     def value(self, study: Study, label: str) -> Estimate | None:

@@ -177,11 +177,12 @@ def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tu
 
 
 def search(settings: SearchSettings, slo: str, evaluate: Evaluate) -> None:
-    """Evaluates as many points as the search has trials. slo: name of the SLO that the search uses. Optuna's TPE
-    chooses the points; a point that is chosen again is not computed again.
+    """Evaluates as many points as the search has trials. Optuna's TPE chooses the points; a point that is chosen again
+    is not computed again.
 
     The seed and the number of points chosen at a time are fixed. A repeated search therefore asks for the same points,
-    and an interrupted search goes on with the runs in the folder.
+    and an interrupted search goes on with the runs in the folder. slo: name of the SLO that the search uses. evaluate:
+    simulates points, given as changes, and returns their results in the same order.
     """
     optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -32,7 +32,7 @@ def confidence(
 
     subject: name of the cluster in the text. runs: outcomes of the cluster, first its own, then with slightly faster
     and slower messages. ends: outcomes with the fastest and slowest step times; empty if step times were measured on a
-    server. instead: a sentence on a better choice, added if these outcomes have another verdict.
+    server. instead: a sentence on a better choice, added if the verdict is another at an end of the range.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):
