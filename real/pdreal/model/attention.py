@@ -86,7 +86,7 @@ class PackedAttention:
         )
 
     def _on_gpu(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int) -> Tensor:
-        """Attention in a single launch."""
+        """Computes the attention by the kernel that is fastest on GPUs. Arguments are those of `__call__`."""
         from pdkernels.attention.prefill import HEAD_DIMS, is_fastest, packed_prefill  # noqa: PLC0415
 
         if missing := key.shape[2] - value.shape[2]:

@@ -115,7 +115,7 @@ class DividedTokens:
 
 
 def packed(x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-    """Returns one row for each token: its hidden state, and the weights and numbers of its experts in 4 bytes each."""
+    """Returns one row for each token: its hidden state, and the weights and indices of its experts in 4 bytes each."""
     return torch.cat((x, shares.float().view(x.dtype), chosen.int().view(x.dtype)), dim=1)
 
 
@@ -134,5 +134,7 @@ def _computed(rows: Tensor, weights: ExpertWeights) -> Tensor:
 
 
 def tokens_of(ranks: TensorParallel, *, has_experts: bool) -> Tokens:
-    """Returns the tokens of a rank of a model, with or without experts."""
+    """Returns which tokens a rank has outside of attention: a share if ranks send tokens to experts and the model has
+    experts, else all.
+    """
     return DividedTokens(ranks) if ranks.sends_to_experts and has_experts else AllTokens(ranks)

@@ -87,7 +87,9 @@ def logits(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
-    """Returns cosines and sines of the rotation at every position, fp32 [positions, head_dim / 2 | head_dim / 2]."""
+    """Returns cosines and sines of the rotation at every position, fp32 [num_positions, head_dim / 2 | head_dim /
+    2].
+    """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     frequencies = 1.0 / llama.rope_theta**exponents
     if llama.rope_scaling is not None:

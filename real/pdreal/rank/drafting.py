@@ -42,7 +42,7 @@ class VerifyRows(NamedTuple):
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
-    """Returns the fields of VerifyRows, and each column of `taught`, as lists."""
+    """Returns the columns of VerifyRows as lists: its first four fields, then each column of `taught`."""
     drafts = batch.drafts
     assert drafts is not None
     taught = [[*given, *[UNTAUGHT] * (num_verified - 1 - len(given))] for given in drafts.taught]

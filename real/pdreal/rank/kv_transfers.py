@@ -190,7 +190,8 @@ class KvCheck:
         self, unit: TransferUnit, worker: int, num_tokens: int, state_slot: int, then: Callable[[], None]
     ) -> None:
         """Calls `then` when the unit's request needs no more fingerprints: at once, or after its last unit when they
-        are computed. state_slot: slot of the request's linear-attention state; 0: none.
+        are computed. worker: the transfer worker that sent the unit. num_tokens: number of prompt tokens that the
+        request sends. state_slot: slot of the request's linear-attention state; 0: none.
         """
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])

@@ -15,7 +15,9 @@ Typed = TypeVar("Typed")
 
 
 def unavailable(message: str, *, retry_after_s: int | None = None) -> RefusedError:
-    """Returns the refusal, with status 503, of a request that is itself correct."""
+    """Returns the refusal, with status 503, of a request that is itself correct. retry_after_s: value of the header
+    Retry-After in s; None: no such header.
+    """
     headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return RefusedError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
@@ -57,7 +59,9 @@ class Fields:
         return Fields({**self._values, name: value}, self._prefix)
 
     def positive(self, names: Sequence[str], default: int) -> int:
-        """Returns an integer of at least 1: the value of the first of these fields that is present."""
+        """Returns an integer: the value of the first of these fields that is present, or else the default. Raises
+        RefusedError if the value is below 1.
+        """
         name = next((n for n in names if self._values.get(n) is not None), names[0])
         value = self.integer(name, default)
         if value < 1:

@@ -43,7 +43,7 @@ class Entrance:
         return self._authorization is not None
 
     def check_key(self, authorization: str) -> None:
-        """Raises RefusedError if the key is wrong."""
+        """Raises RefusedError if the key is missing or wrong. authorization: the request's header Authorization."""
         given = authorization.encode(errors="surrogateescape")
         if self._authorization is not None and not compare_digest(given, self._authorization):
             raise RefusedError(

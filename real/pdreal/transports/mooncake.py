@@ -118,7 +118,7 @@ class MooncakeTransport:
 
 
 def kind_of(name: str) -> Kind:
-    """Returns the kind of engine of a preset such as mooncake-tcp."""
+    """Returns the kind of Mooncake that a transport names: tcp for mooncake-tcp."""
     kinds: tuple[Kind, ...] = get_args(Kind)
     return next(kind for kind in kinds if name == f"mooncake-{kind}")
 
