@@ -205,8 +205,8 @@ class StepTimes:
     swaps: SwapCosts | None = None
     """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stalls in ns after a cold start, by the ordinal number of the decode step. Only steps of several requests
-    count."""
+    """Stalls in ns after a cold start. Keys: which decode step stalls, counted from 1 since the start over steps of
+    several requests."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Number of decode steps with several requests since the last start, for cold_start."""
     lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)

@@ -260,8 +260,8 @@ def _together(
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """A row with the forward of a prompt, as running streams notice it: their gaps until the prompt's first token,
-    minus as many usual gaps.
+    """A row with the time for which a prompt makes running streams wait: their gaps between tokens until the prompt's
+    first token, minus the same number of usual gaps.
     """
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]

@@ -245,7 +245,7 @@ def _value(summary: Mapping[str, Any], name: str, case: MeasuredCase) -> float:
 DEFAULT_WITHIN = 0.1
 
 Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
-"""Makes changes of the scenario, in the notation of --set, from values of the fitted parameters."""
+"""Function from the values of the fitted parameters, by name, to changes of the scenario in the notation of --set."""
 
 
 @dataclass(frozen=True)

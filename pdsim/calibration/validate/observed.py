@@ -46,7 +46,9 @@ def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate:
 
 
 def profile_changes(profile: Path) -> tuple[str, ...]:
-    """Changes of a scenario after which each section that a profile has comes from the profile."""
+    """Changes of a scenario, as for --set, that take the sections cost, network and front_end from the profile, as far
+    as the profile has them.
+    """
     there = read_profile(profile)
     sections = ("cost", *(section for section in ("network", "front_end") if section in there))
     return tuple(f"{section}.profile={profile.resolve()}" for section in sections)

@@ -96,7 +96,7 @@ class Followers:
         self._folder.cleanup()
 
     def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
-        """Returns the first rank's runner. Its forwards run on all ranks. sizes: arguments of ModelRunner."""
+        """Returns the first rank's runner. Its forwards run on all ranks. sizes: as for `_arguments`."""
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)
 

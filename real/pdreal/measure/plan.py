@@ -25,8 +25,8 @@ class Plan:
     served_tokens: int
     """Length of each request's prompt."""
     served_outputs: int
-    """Number of output tokens of each request. Computing all prompts takes fewer steps, so all requests decode together
-    for a while."""
+    """Number of output tokens of each request. While all prompts are computed, a request decodes fewer tokens than
+    this, so all requests decode together for a while."""
     seconds: float
     """Time in s to spend on each row. At least three repeats are made."""
 

@@ -60,7 +60,7 @@ class RankPair(NamedTuple):
     prefill_rank: int
     decode_rank: int
     writer: int
-    """Number of this prefill rank among the ranks that write to the decode rank, from 0."""
+    """Index of this prefill rank, from 0, among the prefill ranks that write to the decode rank."""
     source_heads: range
     target_heads: range
 

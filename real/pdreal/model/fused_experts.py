@@ -380,7 +380,7 @@ class _Lists(NamedTuple):
     chosen: Tensor
     """Indices of each token's experts, [tokens, active] in int32."""
     lists: Tensor
-    """Rows of each own expert's tokens, [own experts, tokens]."""
+    """For each expert with a list: the row numbers of its tokens, [own experts, tokens]."""
     lengths: Tensor
     """Number of rows in each list."""
 
