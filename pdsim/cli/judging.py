@@ -31,7 +31,7 @@ class Judge:
 
     def examined(self, result: RunResult, at_ends: Sequence[Outcome], *, interrupted: bool, quiet: bool) -> Examined:
         """Judges a run, which is repeated if its verdict is close and the user did not interrupt the run. at_ends:
-        outcomes at the ends of the run's range.
+        outcomes at the ends of the run's range, in the order of ENDS; empty: there is no range.
         """
         own = self.verdict(result)
         repeated = self._repeated(quiet=quiet) if own.is_near and not interrupted else []

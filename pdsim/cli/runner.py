@@ -115,7 +115,7 @@ def _judge(slo: "Slo", scenario: Scenario, cluster: Cluster) -> "Judge":
 
 def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tuple[RunResult, bool]:
     """Runs a simulation until it ends or the user interrupts. Returns the result so far, and True if the user
-    interrupted.
+    interrupted. watch: sees the simulation while it runs.
     """
     if watch is not None:
         watch.simulation = simulation

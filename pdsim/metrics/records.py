@@ -221,7 +221,7 @@ class LevelRows:  # noqa: PLW1641  its rows change
 
     _columns: "list[array[int]]" = field(default_factory=lambda: [array("q") for _ in LevelRows.COLUMNS])
     _texts: dict[str, int] = field(default_factory=dict)
-    """Number of each text."""
+    """The number that stands for each text in the columns."""
     _new: list[tuple[str, int, Levels]] = field(default_factory=list)
     """Rows that are not in the columns yet."""
     _last: dict[str, Levels] = field(default_factory=dict)

@@ -224,8 +224,8 @@ class RunTables:
 
     @property
     def requests(self) -> Any:
-        """Table of requests, by request_id. It has the columns of requests.parquet, and ttft_ms, tpot_ms and e2e_ms,
-        which are NaN for requests that did not finish.
+        """Table of requests, by request_id. The table has the columns of requests.parquet, and ttft_ms, tpot_ms and
+        e2e_ms, which are NaN for requests that did not finish.
         """
         frame = self._frame("requests").set_index("request_id")
         is_done = frame["outcome"] == "finished"

@@ -236,7 +236,7 @@ def _per_step(steps: Iterable[StepRecord]) -> float:
 
 
 def _peak_tokens(records: RunRecords, start_ns: int) -> int:
-    """Largest number of output tokens within one second of the run. start_ns: begin of the first second."""
+    """Largest number of output tokens in one second of the run. The run is divided into seconds from start_ns on."""
     seconds: dict[int, int] = {}
     for request in records.requests:
         if request.first_token_ns is not None:
@@ -259,7 +259,9 @@ def _peak_tokens(records: RunRecords, start_ns: int) -> int:
 
 
 def _peak_requests(done: Iterable[RequestRecord], start_ns: int) -> int:
-    """Largest number of requests that are in the cluster within one second. start_ns: begin of the first second."""
+    """Largest number of requests that are in the cluster at some time of one second. The run is divided into seconds
+    that begin at start_ns. done: requests that have ended.
+    """
     changes: dict[int, int] = {}
     for request in done:
         first, last = (request.arrival_ns - start_ns) // 10**9, (_end_ns(request) - start_ns) // 10**9
@@ -278,8 +280,8 @@ STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 
 
 def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
-    """The summary with the fields that another client would print. Some fields of the same name mean something else to
-    that client.
+    """The summary with the numbers that a client would print under the same names. For client `aiperf`, the fields of
+    ITL have the values of TPOT, because AIPerf's ITL is the mean per request.
     """
     fields = dict(summary)
     if client == "aiperf":

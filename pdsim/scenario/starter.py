@@ -52,7 +52,8 @@ OPTIONAL = """\
 # cost: kernels  # times of operators that were measured; {profile: FILE} has those of your server
 """
 _NUM_OF_TRACE = 5000
-"""Number of requests of a trace that a first scenario uses. A question about so many takes a minute or two."""
+"""Number of requests of a trace that a first scenario uses. To answer a question with this many takes a minute or two.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,9 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
 
 
 def workload_of_trace(trace: Path) -> tuple[dict[str, Any], bool]:
-    """A workload that reads the first requests of a trace, and whether the trace has times. Raises ConfigError."""
+    """Settings of a workload that reads the first requests of a trace, and True if the trace has sending times. Raises
+    ConfigError.
+    """
     try:
         kind = trace_kind(trace)
     except TraceError as wrong:

@@ -140,8 +140,8 @@ class Space:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def _encoders(self, base: Base) -> list[Encoders]:
-        """Encode instances to try. If the scenario has any: none, so that servers encode media themselves, and powers
-        of two, unless the user asks to try others.
+        """Encode instances to try. If the scenario has any, the numbers to try are 0, so that servers encode media
+        themselves, and powers of two, unless the user gives other numbers. If the scenario has none: none.
         """
         if (settings := base.scenario.encode) is None:
             return [NO_ENCODERS]

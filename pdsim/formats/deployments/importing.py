@@ -221,7 +221,9 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """The servers by role: prefill and decode. If no server is for prefill, all are aggregated."""
+    """The servers by role. If a server is for prefill, all servers that are not for prefill count as decode; otherwise
+    all servers are aggregated. Raises ConfigError if engines differ, or if no server is left for decode.
+    """
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
         raise ConfigError(f"servers of {' and '.join(sorted(engines))}: pdsim simulates one engine at a time")

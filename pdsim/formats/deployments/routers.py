@@ -75,7 +75,9 @@ def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
 def _with_sessions(
     found: dict[str, Any], names: Mapping[str, str], ttl: Value | None, *, is_pair: bool
 ) -> dict[str, Any]:
-    """The policies, inside session_affinity if the frontend keeps sessions. ttl: how long sessions are kept."""
+    """The policies by role, each inside session_affinity if the frontend keeps sessions. found: the policies that are
+    not the default; names: all policies. ttl: how long in s sessions are kept; None: no sessions are kept.
+    """
     if not isinstance(ttl, str):
         return found
     roles = names if is_pair else ("prefill",)
@@ -96,8 +98,9 @@ def _manual(flags: Mapping[str, Value]) -> dict[str, Any]:
 def _of_roles(
     names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool, manual: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The policy of each role. cache_aware with a match threshold of 1 becomes least_loaded, which `pdsim launch`
-    writes in this way. manual: settings of the policy manual.
+    """The policy of each role, except roles with the default, cache_aware without settings. cache_aware with a match
+    threshold of 1 becomes least_loaded, which `pdsim launch` writes in this way. names: policy by role. settings: of
+    cache_aware or dynamo_kv. manual: settings of the policy manual.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():

@@ -276,8 +276,8 @@ def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
 
 
 def blocked(records: Records, kind: str = "") -> Mapping[str, TimeSpans]:
-    """Times in which the first request of an instance's queue lacked pages or slots, by instance. kind: "pages" or
-    "slots"; empty: both.
+    """Times in which the first request of an instance's queue lacked pages or slots, by instance. kind: only times in
+    which "pages" or "slots" were lacking; empty: times in which either was.
     """
     levels = columns(records, "levels")
     codes, names = levels.words("instance_id")

@@ -42,8 +42,8 @@ class Encoding:
 
 
 def encoding(scenario: Scenario) -> Encoding | None:
-    """The encode instances of a scenario. None: it has none. Raises ConfigError if GPU, transport or encoder are
-    unknown.
+    """The encode instances of a scenario. None: the scenario has none. Raises ConfigError if GPU, transport or encoder
+    are unknown.
     """
     if (settings := scenario.encode) is None:
         return None

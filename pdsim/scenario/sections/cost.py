@@ -113,8 +113,8 @@ def _backends(of_roles: tuple[str, str]) -> str:
 class MeasuredSettings(Setup):
     """Setup and step sizes [least, most] at which times were measured, as `pdsim calibrate` writes them.
 
-    Commands print a warning if a run exceeds these sizes, because its step times are then extrapolated. None: not
-    known.
+    Commands print a warning if a run exceeds these sizes, because its step times are then extrapolated. A field that is
+    None is not known.
     """
 
     role: Literal["prefill", "decode"] | None = None

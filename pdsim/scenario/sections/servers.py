@@ -53,7 +53,7 @@ class StorageSettings(Section):
     """
 
     shared: bool = False
-    """True: all instances share one store. False: each server has its own."""
+    """True: all instances share one store. False: each server has drives of its own."""
     drives: int = Field(default=1, ge=1)
     """Number of drives of each server, or of the shared store. For a memory store: number of nodes that lend memory."""
     size: Size = 3_840_000_000_000
@@ -437,4 +437,6 @@ class ElasticSettings(Section):
     switch: Duration = 5_000_000_000
     """Time from the end of draining until the server serves in its new role."""
     drain_timeout: Duration | None = Field(default=None, gt=0)
-    """Maximum time to drain. A server that is not empty by then keeps its role. None: no limit."""
+    """Maximum time in which a server drains, that is, ends its requests before it changes its role. A server that still
+    has requests then keeps its role. None: no limit.
+    """

@@ -1,4 +1,6 @@
-"""An HTML page in one file, which loads nothing from elsewhere. It has first the answer, then figures, then tables."""
+"""An HTML page in one file, which loads nothing from elsewhere. The page has first the answer, then figures, then
+tables.
+"""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -40,7 +40,7 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
 
 
 def _settings(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on the cluster and the load of each run. Runs that have both in common share one sentence."""
+    """Sentences on the cluster and the load of each run. Runs with equal cluster and load share one sentence."""
     named: dict[str, list[str]] = {}
     for run in runs:
         if run.scenario is not None:

@@ -1,1 +1,1 @@
-"""Plans: finds the cheapest cluster that meets an SLO, and reports it beside its alternatives."""
+"""Plans: finds the cheapest cluster that meets an SLO, and reports this cluster and alternatives to it."""

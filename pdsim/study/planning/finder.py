@@ -134,9 +134,9 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """The clusters that miss the SLO by least, among those that cost at most as much as the plan: at most one per
-        family (clusters that differ only in their numbers of instances). chosen: the plan; None: there is none, so that
-        clusters of any price count.
+        """Up to _NUM_NEAR clusters that miss the SLO: those in whose runs most requests ended before the miss was
+        certain. There is at most one per family (clusters that differ only in their numbers of instances). chosen: the
+        plan; clusters that cost more are left out. None: there is no plan, so no cluster is too expensive.
         """
         missed = [
             one

@@ -102,8 +102,8 @@ def plan(
 
 
 def _space(base: Base, prices: Mapping[str, float] | None, max_gpus: int, tried: Mapping[str, Sequence[Any]]) -> Space:
-    """The clusters to search. prices: as `plan` takes them. Raises ConfigError if they lack the GPU of encode
-    instances, or if a field of encode instances is tried that the scenario does not have.
+    """The clusters to search. prices: as `plan` takes them. Raises ConfigError if the prices lack the GPU of encode
+    instances, or if a field of encode instances is tried and the scenario has no such instances.
     """
     encode = base.scenario.encode
     of_encode = next((path for path in tried if path.startswith("encode.")), None)

@@ -48,8 +48,8 @@ def search(
     SLO, clusters with fewer instances are dropped. `tries.first` judges the clusters on the way, and `tries.final`
     judges the cheapest.
 
-    candidates: sorted by price. seen: called with the lowest price that is not decided yet. known: outcomes of clusters
-    that need no run.
+    candidates: sorted by price. seen: called before each batch with the lowest price at which a candidate may still
+    meet the SLO. known: outcomes of clusters that need no run.
     """
     tried = dict(known)
     final = set(known)

@@ -130,7 +130,7 @@ class Judged(NamedTuple):
 
     def holds(self, other: "Judged") -> bool:
         """True if `other` has the same winner. Another winner also counts as the same if this study's results show that
-        both are equally good.
+        the two winners are equally good.
         """
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:

@@ -239,8 +239,8 @@ class Study:
         return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
-        """True if a candidate's goodput and mean latency are at most EQUAL worse than another's, and both candidates
-        meet the SLO, or both miss it.
+        """True if the goodput and mean latency of the candidate `label` are worse than those of `other` by at most the
+        share EQUAL, and if either both candidates meet the SLO, or both miss it.
         """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False
@@ -248,8 +248,8 @@ class Study:
         return self.goodput(label) >= (1 - EQUAL) * self.goodput(other) and latency <= 1 + EQUAL
 
     def serves_alike(self, label: str, other: str) -> bool:
-        """True if a candidate has at least the throughput and at most the mean TTFT of another. Differences up to EQUAL
-        are ignored.
+        """True if the candidate `label` has at least the throughput and at most the mean TTFT of `other`. Differences
+        up to the share EQUAL are ignored.
         """
         if self[label].is_saturated != self[other].is_saturated:
             return False

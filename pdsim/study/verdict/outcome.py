@@ -14,7 +14,9 @@ from pdsim.workload.client import Client, OpenLoop
 
 SATURATED = "cannot take the load"
 NEAR = 1.5
-"""A number is near its limit if one is at most this many times the other. Chance can change a p99 by a quarter."""
+"""A number is near its limit if the larger of number and limit is at most this many times the smaller. Chance can
+change a p99 by a quarter.
+"""
 
 
 @dataclass(frozen=True)

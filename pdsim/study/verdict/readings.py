@@ -43,7 +43,9 @@ class Times:
     num_lost: int
     """Number of requests that failed, or had not ended when the run ended."""
     classes: Any = None
-    """Array with the class of each request: finished ones first, then the others. None: requests have no classes."""
+    """Array with the class of each request: finished requests first, then those that failed or did not end. None:
+    requests have no classes.
+    """
     duration_s: float = 0.0
 
     @classmethod
