@@ -94,7 +94,7 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 
 @dataclass
 class Launch:
-    """Shell commands in the order in which a user runs them, each with what it starts, and notes on fields that no
+    """Shell commands by what each of them starts, in the order in which a user runs them, and notes on fields that no
     command expresses.
     """
 

@@ -174,8 +174,8 @@ def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Eve
 def _decisions(
     requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
 ) -> Iterator[Event]:
-    """Slices for decisions. Requests whose decision falls on one moment share a slice. moment: the record field with
-    the time of the decision.
+    """Slices for decisions. Requests whose decision falls on one moment share a slice. tid: track of the slices.
+    moment: the record field with the time of the decision.
     """
     together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for request in requests:
@@ -189,7 +189,9 @@ def _decisions(
 
 
 def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, int, int]) -> Iterator[Event]:
-    """An arrow between two slices. begin, end: time, process and track of each slice."""
+    """An arrow between two slices. number: of the arrow, which no other arrow has. begin, end: process, track and time
+    in ns of each slice.
+    """
     for phase, (pid, tid, time_ns) in (("s", begin), ("f", end)):
         bound = {"bp": "e"} if phase == "f" else {}
         yield {

@@ -95,7 +95,7 @@ MOST = 2**63 - 1
 
 
 def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | float]]:
-    """Yields each number in plain data, with its path."""
+    """Yields the path and the value of each number in plain data. path: of `data` itself."""
     if isinstance(data, int | float):
         yield path, data
     elif isinstance(data, dict | list | tuple):

@@ -101,7 +101,8 @@ def of_kind(value: Any) -> Any:
 
 
 class OrShort:
-    """Marks a section that may be written in a short form, a name or an object with a key, in the JSON schema."""
+    """Marks a section whose JSON schema also allows a short form: a name, or an object that has one of the given keys.
+    """
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys

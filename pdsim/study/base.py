@@ -158,7 +158,7 @@ class Base:
     @property
     def alone(self) -> dict[Group, list[Changes]]:
         """For each group of step times that were not measured: two changes, which set this group alone to its fastest
-        and to its slowest values. Empty: there is a single group.
+        and to its slowest values. Empty: there are fewer than two such groups.
         """
         groups, own = self.scenario.uncertain, self.scenario.corner or {}
         if len(groups) == 1:

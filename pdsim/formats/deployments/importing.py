@@ -37,7 +37,9 @@ _NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\b
 
 @dataclass
 class Imported:
-    """A scenario that was made of a deployment."""
+    """A scenario that was made of a deployment. understood, aside, assumed: what was read, ignored, and assumed, as
+    texts.
+    """
 
     data: dict[str, Any] = field(default_factory=dict)
     understood: list[str] = field(default_factory=list)

@@ -434,7 +434,7 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
 
 
 def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
-    """Names of the instances that have host memory behind their prefix cache, each with its role."""
+    """Role and name of each instance that has host memory behind its prefix cache."""
     caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
     return [(role, i) for role, ids in caches.items() for i in ids]
 

@@ -17,9 +17,8 @@ _WIDE = 8
 
 def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, winner: str, axis: str) -> Figure:
     """Draws the figure of an answer. Whiskers are 95 % intervals, and the winner's mark is filled. A saturated
-    candidate has no mark where the number is a latency.
-
-    titles: names of the answer's numbers to the titles of their panels.
+    candidate has no mark where the number is a latency. titles: title of each panel, by the name of the number that the
+    panel shows.
     """
     shown = [name for name in titles if any(row.estimates[name] for row in rows)]
     height = 3.2 if axis else 1.4 + 0.34 * len(rows)

@@ -121,7 +121,7 @@ def _repetitions(planner: Planner, point: Point) -> list[Point]:
 
 def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
     """Adds to a point its results with the fastest and slowest step times, and its repetitions. Either is left out if
-    one of its runs is missing.
+    one of its runs is missing. runs: results by the number and the Point.end of their points.
     """
     ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
     found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())
