@@ -101,8 +101,7 @@ def of_kind(value: Any) -> Any:
 
 
 class OrShort:
-    """Marks a section whose JSON schema also allows a short form: a name, or an object that has one of the given keys.
-    """
+    """Marks a section whose JSON schema also allows a short form: a name, or an object that has one of these keys."""
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys

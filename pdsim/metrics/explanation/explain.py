@@ -38,8 +38,8 @@ class StageTimes:
 
 
 def _by_stages(requests: Columns) -> list[tuple[Stages, Array]]:
-    """Pairs of a table of stages and a mask of the requests that pass through these stages. Without requests: STAGES
-    with an empty mask.
+    """Pairs of a table of stages and the row numbers of the requests that pass through these stages. Without requests:
+    STAGES without rows.
     """
     granted_ns = requests["admitted_ns"]
     is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")

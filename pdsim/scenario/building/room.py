@@ -62,8 +62,10 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if the run takes long. what:
-    names the run in messages. num_bytes, time_s: estimated memory and time of the run.
+    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if the run takes long. Outside
+    the context `limited`: does nothing.
+
+    what: names the run in messages. num_bytes, time_s: estimated memory and time of the run.
     """
     if not _LIMITED.get():
         return

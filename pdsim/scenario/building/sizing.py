@@ -131,7 +131,7 @@ def whole_layout(scenario: Scenario, role: memory.Role) -> memory.Layout:
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
     """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Redundant experts
-    reduce it.
+    reduce it. Raises ConfigError.
     """
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
@@ -440,8 +440,8 @@ def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
 
 
 def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
-    """Number of pages of host memory behind the prefix cache of each instance of this role. The scenario must be
-    resolved.
+    """Number of pages of host memory behind the prefix cache of each instance of this role. 0: no host cache. The
+    scenario must be resolved.
     """
     settings: ServerSettings = getattr(scenario, role)
     if (host_bytes := settings.host_cache_bytes) is None:

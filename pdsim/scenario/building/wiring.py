@@ -89,7 +89,7 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 def wire_of(scenario: Scenario) -> RankPairLayout:
     """How KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's number of ranks
-    is a multiple of the other's.
+    is a multiple of the other's, or if prefill's pipeline stages with vLLM cannot send the KV of a hybrid model.
     """
     settings, engine = scenario.pair.decode, transport(scenario)
     # Decode's stages receive one to one, as one decode stage receives from prefill's stages.

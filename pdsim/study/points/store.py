@@ -75,8 +75,8 @@ class Store:
         return row
 
     def kept(self, key: str) -> dict[str, Any] | None:
-        """The row of results of a run. Its status is ok, failed, crashed (the worker died) or DAMAGED. None: the folder
-        lacks the run.
+        """The row of results of a run. Its status is ok, failed, missed (ended early, because the run misses the SLO),
+        crashed (the worker died) or DAMAGED. None: the folder lacks the run.
         """
         if not self._path(key).is_file():
             return None

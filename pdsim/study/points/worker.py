@@ -36,7 +36,7 @@ requests.
 
 
 def compute(task: Task) -> Done:
-    """Simulates one task. If the run fails, the result has the reason."""
+    """Simulates one task. The result has the reason if the run fails, or ends early because it misses its SLO."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     gc.collect(0)  # the cycles of the run before: all that was made since is young
     try:
