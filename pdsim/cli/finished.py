@@ -69,8 +69,8 @@ def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
 
 
 def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> None:
-    """Prints why requests of each run failed, by the run's name, and ends the command with code 1. Does nothing if none
-    failed.
+    """Prints why requests failed, and ends the command with code 1. Does nothing if none failed. failures: for each
+    run, by name, a text on why its requests failed; empty: none failed.
     """
     failed = {name: text for name, text in failures.items() if text}
     for name, text in failed.items():

@@ -33,8 +33,8 @@ COMPARISON = "compare.png"
 def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
-    """Reads run folders and results of other tools, and simulates scenario files. out: folder for the simulated runs;
-    None: they are not kept.
+    """Reads run folders and results of other tools, and simulates scenario files. Ends with a run that the user
+    interrupted. out: folder for the simulated runs; None: they are not kept.
     """
     from pdsim.metrics.columns import StoredRecords
 
@@ -155,11 +155,11 @@ class StepTerms(NamedTuple):
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:
-    """A prefill forward of one prompt of mean length, of which nothing is cached, and a decode step whose requests are
-    in the middle of their outputs.
+    """A prefill forward of one prompt of mean length, or of its first chunk, of which nothing is cached; and a decode
+    step whose requests are in the middle of their outputs.
 
     The decode step has as many requests as its instance may run, as fit into its KV pool, or as clients wait for: the
-    smallest of these numbers.
+    smallest of these numbers. Raises ConfigError if the workload has no requests.
     """
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests

@@ -45,12 +45,12 @@ class Container(Pods):
     where: str
     words: list[str] = field(default_factory=list)
     engine: str | None = None
-    """The program that a chart starts if the container names none."""
+    """The program that the chart or the image starts if the command names none. None: not known."""
     model: str | None = None
     slices: int = 1
     """Number of copies of each container that stands inside this object."""
     framework: str | None = None
-    """Engine of the workers in a DynamoGraphDeployment."""
+    """The program of a part of a DynamoGraphDeployment: workers, such as dynamo.sglang, or the frontend."""
 
 
 _OF_IMAGES = {

@@ -94,7 +94,8 @@ class Tail:
 
 
 def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0) -> Tail:
-    """Groups the slowest `percent` of the finished requests, at least one request, by cause.
+    """Groups the slowest `percent` of the finished requests, at least one request, by cause. Raises ValueError for an
+    unknown metric, or if `percent` is not above 0 and at most 100.
 
     The cause is the part of a request's critical path that exceeds the median of all requests by most. If the run did
     not record the instances' queues and pools, waiting for admission counts as part of `handshake`.
@@ -190,7 +191,7 @@ class _Causes:
         return Cause(f"no {role} slot: max_running_requests reached", part, f"{role} slots")
 
     def _forward_tokens(self, request: RequestRecord) -> int:
-        """Number of tokens, of all requests, in the forwards that ran while prefill computed this request."""
+        """Number of tokens, of all requests, in the forwards that began while prefill computed this request."""
         begin_ns, end_ns = request.prefill_start_ns or 0, request.prefill_end_ns or 0
         forwards = self._forwards[request.prefill_id]
         start = bisect_left(forwards, begin_ns, key=lambda step: step.start_ns)
