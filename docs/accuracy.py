@@ -7,7 +7,7 @@ own means     The study's own profile, fitted to published means of an arm.
 its kernels   The default cost, if its tables have kernels of the GPU.
 neither       The default cost without kernels of the GPU, and without those of GPUs that are built alike.
 
-With names of studies as arguments, only the rows of these studies change. The largest study is left out unless named.
+With names of studies as arguments, only the rows of these studies change.
 With --coverage nothing is simulated: docs/coverage.py judges the rows of the table.
 """
 
@@ -38,8 +38,6 @@ BLIND = KNOWN[2:]
 """Kinds of knowledge without a profile of the server. Only their predictions have ranges."""
 OF_MEANS = ("decode-radix-b200", "incremental-h20", "inferencex-tp", "layerwise-tcp", "vllm-rtx")
 """Studies whose profiles were fitted to two to five published means."""
-LARGE = ("inferencex-dp",)
-"""Studies that are simulated only if the user names them, because they take half an hour."""
 UNKNOWN_GPUS = ("layerwise-tcp", "staging-ring-gb200")
 """Studies that do not say which GPU was measured, or that measured transfers only. They are simulated with their own
 profile only.
@@ -206,7 +204,7 @@ def main(names: Sequence[str]) -> None:
         import_module("docs.coverage").print_coverage(read())  # which imports this module
         return
     before = read() if TABLE.exists() else []
-    cases = [case for case in find_cases(tuple(names), EXPERIMENTS) if names or case.name not in LARGE]
+    cases = find_cases(tuple(names), EXPERIMENTS)
     done = {case.name for case in cases}
     found = [one for one in before if one.study not in done]
     for case in cases:

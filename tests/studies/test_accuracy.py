@@ -6,7 +6,6 @@ from docs.accuracy import (
     BLIND,
     EXPERIMENTS,
     KNOWN,
-    LARGE,
     README,
     Number,
     coverage,
@@ -56,7 +55,7 @@ def test_every_arm_has_numbers():
     """Else: make accuracy."""
     told = {(number.study, number.arm) for number in read()}
     for case in find_cases((), EXPERIMENTS):
-        for arm in () if case.name in LARGE else case.arms:
+        for arm in case.arms:
             if {"mean_ttft_ms", "mean_tpot_ms", "request_throughput"} & arm.measured.keys():
                 assert (case.name, arm.name) in told or arm.name.endswith("-roofline")
 
