@@ -18,7 +18,7 @@ BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
 """Port at which encode instances of the first server register. All servers get their URLs, and use no registration.
-With vLLM: the port at which the first encode instance answers servers."""
+With vLLM: the first of the ports at which encode instances answer servers."""
 PROXY = "disagg_epd_proxy.py"
 
 

@@ -20,9 +20,9 @@ NOT_MODELLED = {
     ),
     "aggregated.hisparse": (
         "pdsim models HiSparse on decode servers only; an aggregated server of SGLang computes KV on the GPU, and then "
-        "copies all of it to host memory (0.5.23, managers/hisparse_coordinator.py:838)"
+        "copies all of it to host memory (0.5.23, managers/hisparse_coordinator.py:838); leave it out"
     ),
-    "prefill.hisparse": "the decode servers alone need it, because prefill sends KV to their host memory; leave it out",
+    "prefill.hisparse": "decode alone has it, because prefill sends KV to host memory of decode; say decode.hisparse",
 }
 """Fields that a reader may look for on servers of a role that lacks them, each with the reason for a message. Servers
 of other roles have the field.
@@ -246,7 +246,7 @@ def _of_encoding(scenario: "Scenario") -> str:
     if scenario.encode is None:
         return ""
     is_vllm = scenario.engine == "vllm"
-    if is_vllm and (wrong := scenario.encode.wrong_for_vllm()):
+    if wrong := scenario.encode.wrong_for(scenario.engine):
         return wrong
     if scenario.engine_version == "0.5.12":
         return "encode: pdsim follows SGLang 0.5.23's rules of encode instances only; leave engine_version out"

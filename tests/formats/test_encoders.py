@@ -4,6 +4,7 @@ import pytest
 
 from pdsim.formats.deployments.importing import import_deployment
 from pdsim.launch import ENGINES
+from pdsim.scenario.yaml_file import ConfigError
 from tests.launch.sample import ENCODE, VLLM_ENCODE, scenario
 
 
@@ -47,7 +48,7 @@ def test_several_ranks_of_an_encode_server_are_instances_of_their_own(tmp_path):
 
 
 def test_what_a_launch_of_vllm_starts_is_read_back(tmp_path):
-    made_of = scenario(*VLLM_ENCODE, ("encode.step_tokens", "4000"))
+    made_of = scenario(*VLLM_ENCODE, ("engine", "vllm"), ("encode.step_tokens", "4000"))
     made = ENGINES["vllm"](made_of, ["s.yaml"], "Qwen/Qwen3-VL-8B-Instruct")
     found = imported(tmp_path, made.commands, made.notes)
     cache = f"{1 << 30} B"
@@ -64,3 +65,9 @@ def test_another_connector_of_vllm_is_simulated_as_the_one_that_reads(tmp_path):
     found = imported(tmp_path, {name: f"{server} '{config.replace('ROLE', role)}'" for name, role in roles.items()})
     assert found.data["encode"] == {"gpu": "h100", "instances": 1, "transport": "nixl-rdma"}
     assert any("simulated as ECCPUConnector with ec_enable_nixl" in line for line in found.aside)
+
+
+@pytest.mark.parametrize("config", ["[1]", '{"ec_connector_extra_config": [1]}'])
+def test_a_config_of_vllm_that_is_no_object_is_refused(tmp_path, config):
+    with pytest.raises(ConfigError, match="JSON object"):
+        imported(tmp_path, {"a": f"vllm serve Qwen/Qwen3-VL-8B-Instruct --ec-transfer-config '{config}'"})

@@ -244,6 +244,7 @@ def test_images_in_the_prefix_cache_are_not_encoded_by_the_server_itself():
         ({"model": "qwen3-8b"}, "the catalog's entry of qwen3-8b has no encoder of images or audio"),
         ({"encode__gpu": "h1"}, "encode: no gpu 'h1'"),
         ({"encode__transport": "zmq"}, "encode: no transport 'zmq'"),
+        ({"encode__step_tokens": 4000}, "encode.step_tokens is a setting of vLLM; give max_batch_size"),
     ],
 )
 def test_what_is_not_modelled_beside_encode_instances_is_refused(changes: dict[str, Any], message: str):

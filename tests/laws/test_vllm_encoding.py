@@ -24,6 +24,7 @@ from pdsim.scenario.building.encoding import encoding
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.encoding import EncodeSettings
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
 from tests.laws.test_encoding import MODEL, TOKEN_BYTES, loads, with_images
@@ -178,6 +179,13 @@ def test_the_ranks_of_a_server_share_one_copy():
 def test_what_is_not_modelled_beside_vllms_encode_instances_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         resolve(cluster(with_images(0, [(0, 8)], 8, 1), **changes))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_kept_scenario_names_the_fields_of_both_engines(engine: str):
+    kept = EncodeSettings(**ENCODE).model_dump()
+    assert kept.keys() >= {"step_tokens", "max_batch_size"}
+    assert EncodeSettings(**kept).wrong_for(engine) == ""
 
 
 def test_an_item_beyond_the_encoder_cache_of_an_encode_instance_is_refused():

@@ -1,10 +1,9 @@
 """Reads the encode instances of a deployment (EPD), the inverse of pdsim/launch/encoding.py."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdsim.formats.deployments.readers import Read, Reader, Value, is_flag, nothing, of_server, text_of
+from pdsim.formats.deployments.readers import Read, Reader, Value, is_flag, nothing, object_of, of_server, text_of
 from pdsim.inputs import whole
 
 _CACHE_MB = 4096
@@ -41,8 +40,10 @@ OPTIONS: dict[str, Reader] = {
 
 def _ec_transfer(read: Read, value: Value) -> None:
     """Reads --ec-transfer-config of vLLM."""
-    config = json.loads(text_of(value))
+    config = object_of(value)
     extra = config.get("ec_connector_extra_config") or {}
+    if not isinstance(extra, dict):
+        raise ValueError("ec_connector_extra_config as a JSON object")
     read.server["encode_transport"] = "nixl-rdma"
     if config.get("ec_connector") != "ECCPUConnector" or str(extra.get("ec_enable_nixl")).lower() not in ("true", "1"):
         read.aside.append("--ec-transfer-config: simulated as ECCPUConnector with ec_enable_nixl")

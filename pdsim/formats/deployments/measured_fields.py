@@ -1,10 +1,9 @@
 """Fields that a scenario gets only with a measured number, which no command line has: speculation and HiSparse."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from pdsim.formats.deployments.readers import Read, Value, text_of
+from pdsim.formats.deployments.readers import Read, Value, count_of, object_of
 from pdsim.scenario.sections.speculation import named
 
 _TOP_K = 2048
@@ -13,11 +12,9 @@ _TOP_K = 2048
 
 def read_hisparse_config(read: Read, value: Value) -> None:
     """Reads --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:63). The kernel's block size has no field."""
-    found = json.loads(text_of(value))
-    if not isinstance(found, dict):
-        raise ValueError("a JSON object")
+    found = object_of(value)
     read.server["hisparse"] = {
-        "device_buffer_tokens": found.get("device_buffer_size", 2 * found.get("top_k", _TOP_K)),
+        "device_buffer_tokens": found.get("device_buffer_size", 2 * count_of(str(found.get("top_k", _TOP_K)))),
         "host_to_device_ratio": found.get("host_to_device_ratio", 2),
     }
 

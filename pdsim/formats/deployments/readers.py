@@ -1,5 +1,6 @@
 """Readers of single options, of which the tables of options consist."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
@@ -76,6 +77,14 @@ def text_of(value: Value) -> str:
     if not isinstance(value, str):
         raise ValueError("one value")
     return value
+
+
+def object_of(value: Value) -> dict[str, Any]:
+    """The value as a JSON object. Raises ValueError for other values."""
+    found = json.loads(text_of(value))
+    if not isinstance(found, dict):
+        raise ValueError("a JSON object")
+    return found
 
 
 def count_of(value: Value) -> int:

@@ -19,10 +19,10 @@ def resolved_hisparse(settings: HiSparseSettings, layout: Layout, page_size: int
     where = f"decode.hisparse.device_buffer_tokens: {buffer}"
     if buffer < chosen:
         at = "0.5.23, mem_cache/sparsity/factory.py:86"
-        raise ConfigError(f"{where}: attention chooses {chosen} tokens, and SGLang needs room for them ({at})")
+        raise ConfigError(f"{where}: attention chooses {chosen} tokens, so SGLang needs at least as many ({at})")
     if buffer % page_size:
         at = "0.5.23, mem_cache/allocator/hisparse.py:161"
-        raise ConfigError(f"{where}: SGLang needs whole pages of {page_size} tokens ({at})")
+        raise ConfigError(f"{where}: SGLang needs a multiple of page_size {page_size} ({at})")
     if pool_tokens < buffer + page_size:
         raise ConfigError(
             f"{where}: the GPU holds {pool_tokens} tokens, fewer than a buffer and a page of {page_size}, so no "
@@ -35,7 +35,10 @@ def _wrong_model(layout: Layout) -> str:
     attention, name = layout.model.attention, layout.model.name
     if not isinstance(attention, LatentAttention) or not attention.sparse_tokens or attention.compress_ratios:
         at = "0.5.23, arg_groups/hisparse_hook.py:104"
-        return f"{name} has no DeepSeek sparse attention; SGLang also takes DeepSeek V4 and MiniMax M3 ({at})"
+        return (
+            f"pdsim models it for DeepSeek sparse attention only, which {name} lacks (SGLang {at}, also takes "
+            "DeepSeek V4 and MiniMax M3); leave it out"
+        )
     if layout.kv_dtype not in _KV_DTYPES:
         return f"SGLang needs kv_dtype {' or '.join(_KV_DTYPES)} (0.5.23, arg_groups/hisparse_hook.py:64)"
     return ""

@@ -238,7 +238,10 @@ def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
     if role != "decode" or (hisparse := scenario.pair.decode.hisparse) is None:
         return None
     if (engine := transport(scenario)).link == "nvlink":
-        raise ConfigError(f"network.transport: {engine.name} ends in GPU memory, and decode.hisparse in host memory")
+        raise ConfigError(
+            f"network.transport: {engine.name} writes into GPU memory only, and decode.hisparse has KV sent to host "
+            "memory; give mooncake-rdma"
+        )
     assert hisparse.device_buffer_tokens is not None, "the scenario is not resolved"
     layout, copies = layout_of(scenario, role), copies_over_host_link(scenario, role)
     attention = layout.model.attention

@@ -31,10 +31,14 @@ class EncodeSettings(Section):
     (zmq_to_scheduler), or one of Mooncake. Each GPU of the receiving server gets all embeddings. Engine vllm: one of
     NIXL."""
 
-    def wrong_for_vllm(self) -> str:
-        """Says which settings vLLM lacks. Empty: none."""
-        if not self.transport.startswith("nixl"):
+    def wrong_for(self, engine: str) -> str:
+        """Names a setting that the engine lacks. Empty: there is none. Kept scenarios name all fields, so a field with
+        its default counts as not given.
+        """
+        if engine == "vllm" and not self.transport.startswith("nixl"):
             return "encode.transport: vLLM's servers read embeddings with NIXL (ECCPUConnector); give nixl-rdma"
-        if "max_batch_size" in self.model_fields_set:
-            return "encode.max_batch_size is a setting of SGLang; give step_tokens"
-        return ""
+        own, other, of = "max_batch_size", "step_tokens", "vLLM"
+        if engine == "vllm":
+            own, other, of = other, own, "SGLang"
+        is_given = getattr(self, other) != type(self).model_fields[other].default
+        return f"encode.{other} is a setting of {of}; give {own}" if is_given else ""
