@@ -76,8 +76,8 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
 
 @dataclass(frozen=True)
 class Change:
-    """Relative difference of a number between two runs. own: between the runs themselves. least, most: the smallest and
-    largest between their repetitions.
+    """Difference of a number between two runs: absolute for shares, otherwise relative to the first run. own: between
+    the runs themselves. least, most: the smallest and largest, over the runs and their repetitions.
     """
 
     own: float

@@ -138,7 +138,9 @@ def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """Sentences on differences that have another sign with the fastest step times than with the slowest."""
+    """A sentence that says whether differences have another sign at one end of the range. Empty: no difference is
+    larger than chance, or the runs have no range.
+    """
     mine, theirs = ranges_of(first.summary), ranges_of(other.summary)
     told = [
         (row, one.own)

@@ -230,7 +230,7 @@ class Finder:
 
     def _lone(self) -> LoneRequest | None:
         """A request that misses the SLO although requests are sent one at a time. None: some cluster with one server
-        per role then serves all requests within the SLO.
+        per role then meets the SLO, or no request ends in the runs.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):

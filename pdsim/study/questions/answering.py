@@ -129,8 +129,8 @@ class Judged(NamedTuple):
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """True if `other` has the same winner. Another winner also counts as the same if this study's results show that
-        the two winners are equally good.
+        """True if `other` has the same winner, and recommends a candidate if this verdict does. Another winner also
+        counts as the same if this study's results show that the two winners are equally good.
         """
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
@@ -313,8 +313,8 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
 
 
 def _limit(study: Study, label: str) -> Limit:
-    """The resource that limits the candidate's latency with the least headroom, or its throughput if throughput
-    decided.
+    """The resource that limits the candidate's latency with the least headroom. If the candidate is saturated, or meets
+    the SLO in a closed loop: the resource that limits its throughput.
     """
     judged, changes = study[label].judgement(SLO), study.arm(label).changes
     is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)

@@ -17,8 +17,8 @@ _RADIX = "decode.radix_cache"
 
 
 def _decode_cache_arms(base: Base) -> list[Arm]:
-    """Candidates whose decode instances have a radix cache or have none, and candidates with half and a quarter of the
-    requests in the batch, which lowers ITL.
+    """Candidates whose decode instances have a radix cache or have none. In a closed loop also candidates with half and
+    a quarter of the requests in the batch, which lowers ITL.
     """
     made = [Arm(_OFF, {_RADIX: False}), Arm(_ON, {_RADIX: True})]
     client = base.scenario.client
@@ -102,8 +102,8 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """Recommends the smallest host memory that is as good as the largest. If the largest is no better than none: no
-    host cache.
+    """Recommends the smallest host memory that is as good as the largest. If this size is no better than none: no host
+    cache.
     """
     study.require_results()
     sizes = study.labels()[1:]
@@ -176,8 +176,8 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 
 def _storage_verdict(study: Study) -> Verdict:
-    """Recommends the smallest number of drives that is as good as the largest. If the largest is no better than none:
-    no storage.
+    """Recommends the smallest number of drives that is as good as the largest number. If the recommended number is no
+    better than none: no storage.
     """
     study.require_results()
     labels = study.labels()
