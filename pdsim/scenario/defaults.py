@@ -28,8 +28,8 @@ PREEMPTION_THRESHOLD = 10
 
 
 def with_priority_policy(data: Any) -> Any:
-    """Makes `priority` the default of the prefill policy if request classes have priorities. With engine vllm, also
-    sets a preemption policy by priority.
+    """Makes `priority` the default of the prefill policy if request classes have priorities. Engine vllm also gets a
+    preemption policy by priority, and SGLang's aggregated servers get a threshold of preemption.
     """
     if not isinstance(data, dict) or not data.get("priorities"):
         return data

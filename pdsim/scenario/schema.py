@@ -351,7 +351,9 @@ class Scenario(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Groups of times that have a range. Empty: all times were measured on a server of this setup or of another."""
+        """Groups of times that have a range, without those whose end `corner` names. Empty: there are none, for example
+        because all times were measured on a server of this setup or of another.
+        """
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
         if found and self.foreign_setup:
@@ -397,7 +399,9 @@ class Scenario(Section):
 
     @property
     def foreign_setup(self) -> list[str]:
-        """Differences between the scenario's setup and the setup on which its cost was measured, each as text."""
+        """Differences between the scenario's setup and the setup on which its cost was measured, each as text. Empty:
+        none, or the measured setup is not known.
+        """
         measured = self.cost.measured
         return [] if measured is None or measured.model is None else measured.differences(self.setup)
 

@@ -99,8 +99,8 @@ def build_agents(scenario: Scenario) -> list[Agent]:
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """Builds the instance, sender or receiver of this name. has_restarted: True: the machine takes the place of one
-    that died, which matters to receivers only. The scenario must be resolved.
+    """Builds the instance, sender or receiver of this name. Raises KeyError for other names. has_restarted: True: the
+    machine takes the place of one that died, which matters to receivers only. The scenario must be resolved.
     """
     ids_by_role = roles(scenario)
     for role, ids in ids_by_role.items():
