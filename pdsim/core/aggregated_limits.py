@@ -43,8 +43,8 @@ class AggregatedLimits:
     """True: a forward with prompts also decodes one token of each running request, if there are pages for all these
     tokens (--enable-mixed-chunk)."""
     recv_interval_steps: int = 1
-    """The loop takes new requests behind every decode step of this ordinal number (--scheduler-recv-interval). Above 1
-    only with overlap."""
+    """The loop takes new requests only after every n-th decode step, where n is this number
+    (--scheduler-recv-interval). Above 1 only with overlap."""
     rules: EngineRules = SGLANG_0_5_23
 
 
@@ -78,14 +78,14 @@ class ReceiveInterval:
     """
 
     def __init__(self, num_steps: int) -> None:
-        """num_steps: n. 1: behind each step."""
+        """num_steps: n. 1: the loop takes new requests after each step."""
         self._interval = num_steps
         self._start = 0
         """Number of decode steps before the last forward with prompts, or before the instance became idle."""
 
     def num_held_steps(self, step: Step | Wait, num_done: int) -> int:
-        """Number of decode steps, besides `step`, that begin before the loop takes new requests. The caller names each
-        chosen step, in order. num_done: number of decode steps that have ended.
+        """Number of decode steps that begin after `step` and before the loop takes new requests. The caller passes each
+        chosen step, in order. num_done: number of decode steps that have ended so far.
         """
         if not isinstance(step, DecodeStep):
             self._start = num_done

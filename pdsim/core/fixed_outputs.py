@@ -29,7 +29,7 @@ class Growing(Protocol):
 
 class _End(NamedTuple):
     tokens_left: float
-    """Number of output tokens that the request is expected to produce until its end."""
+    """Number of output tokens that the request is expected to produce from now until its end."""
     num_tokens: int
     """Number of tokens that become free when the request ends."""
 
@@ -44,9 +44,11 @@ class SimulatedEnds:
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
-        """Returns True if the request fits beside running requests. num_free_tokens: free tokens after the request has
-        its prompt's tokens. begun: requests that the forward has begun already. Only the first call reads `begun`,
-        because each call remembers its own request.
+        """Returns True if the request fits beside running requests and those in `begun`, which the forward has begun
+        already.
+
+        num_free_tokens: free tokens after the request has its prompt's tokens. Only the first call reads `begun`,
+        because each call also remembers its own request.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]

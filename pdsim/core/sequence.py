@@ -183,8 +183,8 @@ class UnseenOutput:
         return ("unseen", self._request_id, start)
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens, counted from `start` here and from other_start in the other sequence. The caller
-        knows that the first pages are equal.
+        """Number of equal tokens from `start` here and from other_start in the other sequence. The pages at these two
+        places must be equal. Two sequences with unseen outputs then count as equal up to the end of the shorter one.
         """
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)

@@ -62,7 +62,9 @@ class DynamoKv:
         return self.kv_events
 
     def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
-        """Number of tokens that do not count as work of the instance that gets the prompt."""
+        """Number of prompt tokens that the router does not count as work of the instance that gets the prompt.
+        num_device_tokens: tokens cached in GPU memory. num_host_tokens: further tokens behind these in host memory.
+        """
         return floor(num_device_tokens + self.host_cache_hit_weight * num_host_tokens + 0.5)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:

@@ -35,8 +35,9 @@ class _Sessions(BoundSessions):
     looked_ns: int = 0
 
     def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
-        """Returns 1 for the session's instance. If it is not offered or unknown, returns 1 for an instance with the
-        fewest sessions, in turn.
+        """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for the others. If the
+        session is new, or its instance is not offered, the 1 goes in turn to the instances with the fewest sessions.
+        ttl_ns: a session is forgotten if this time has passed since its last request; 0: never.
         """
         looked_ns = view.now_ns // _SWEEP_NS * _SWEEP_NS
         if looked_ns > self.looked_ns and ttl_ns:
@@ -87,9 +88,9 @@ class LlmD:
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """Maximum queueing time that affinity may cost. If some other instance's queueing time is shorter by more than
-    this, all instances are scored. 0: no maximum.
-    """
+    """Maximum additional queueing time for a cached prompt. Compares the shortest queueing time among the instances
+    that reach affinity_threshold with the shortest among the other instances. If the first is longer by more than this
+    time, all instances are scored. 0: no maximum."""
     peak_prefill_tokens_per_s: float = 15928.0
     """Prefill rate in tokens per second that converts uncached tokens at an instance into queueing time."""
     refresh_metrics_interval_ns: int = 50 * _MS_NS
@@ -125,7 +126,9 @@ class LlmD:
         return self.session_affinity_scorer > 0
 
     def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
-        """Number of tokens that do not count as work of the instance that gets the prompt."""
+        """Number of prompt tokens that the router does not count as work of the instance that gets the prompt.
+        num_device_tokens: tokens cached in GPU memory. num_host_tokens: further tokens behind these in host memory.
+        """
         return int(num_device_tokens + self.cpu_weight * num_host_tokens)
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:
@@ -140,7 +143,7 @@ class LlmD:
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Returns the weighted sum of scores of each offered instance, without session_affinity_scorer."""
+        """Returns, for each instance of `offered`, the weighted sum of its scores, without session_affinity_scorer."""
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):

@@ -101,16 +101,18 @@ class ThroughputPlanner:
 
 
 def _best_rate_per_s(batches: Iterable[tuple[int, float]], target_ns: int) -> float:
-    """Returns the highest rate, in requests per second, among batches whose duration meets the target; if no batch
-    does, among all batches (`engine_query.py:819`).
+    """Returns the highest rate, in requests per second, among batches whose duration is at most target_ns; if there is
+    no such batch, among all batches (`engine_query.py:819`).
 
-    batches: number of requests and duration in ns of each batch.
+    batches: for each batch, its number of requests and its duration in ns.
     """
     return max((duration_ns <= target_ns, n * 1e9 / duration_ns) for n, duration_ns in batches)[1]
 
 
 def _within(wanted: Servers, least: int, most: int) -> Servers:
-    """Scales both roles in proportion, so that their sum lies in [least, most] (`core/budget.py:142`, `155`)."""
+    """Scales both roles' numbers of servers in proportion, so that their sum is at least `least` and at most `most`
+    (`core/budget.py:142`, `155`). Each role keeps at least one server.
+    """
     total = sum(wanted)
     if least <= total <= most:
         return wanted

@@ -106,8 +106,8 @@ def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[
 
 @dataclass
 class CacheAwareOrder:
-    """Base class of orders that look up all waiting prompts in the prefix cache. The queue stays sorted for the next
-    forward. Without a prefix cache, these orders equal fcfs.
+    """Base class of orders that look up all waiting prompts in the prefix cache. The sorted order also becomes the
+    queue's order, from which the next forward starts. Without a prefix cache, these orders equal fcfs.
     """
 
     sorts_long_queues: ClassVar[bool] = False
@@ -156,7 +156,7 @@ class HighestResponseRatioFirst(CacheAwareOrder):
 @dataclass
 class ShortestPrefillFirst(CacheAwareOrder):
     """Computes the prompt with the fewest uncached tokens first (SGLang's shortest-prefill-first). A partly computed
-    prompt leaves room for shorter prompts in its next forwards.
+    prompt takes smaller chunks, so that waiting prompts with fewer uncached tokens fit into the same forwards.
     """
 
     sorts_long_queues = True

@@ -77,15 +77,15 @@ class TransferPolicy(Protocol):
     """Decides how much of a prompt's KV is sent when the prompt begins and after each computed chunk."""
 
     def send_until(self, request: views.SendingPrefill) -> int:
-        """Returns the number of first tokens whose KV may be sent now, at most request.num_computed_tokens. After the
-        last chunk all KV is sent in any case.
+        """Returns how many of the prompt's first tokens may have their KV sent by now, at most
+        request.num_computed_tokens. KV that was sent already is included. After the last chunk all KV is sent in any
+        case.
         """
 
 
 Scope = Literal["agent", "siblings", "run"]
-"""Which requests of an agent run form one session: those of each agent, those of all sub-agents, or those of the whole
-run.
-"""
+"""Which requests of an agent run form one session. agent: those of each agent. siblings: those of all sub-agents
+together, and those of the run's own agent. run: all requests of the run."""
 
 
 class RoutingPolicy(Protocol):
@@ -115,8 +115,8 @@ class QueuePolicy(Protocol):
         """
 
     def rank(self, request: views.HeldRequest, view: views.RoutingView) -> float:
-        """Returns the rank of a request that begins to wait. The lowest rank leaves first; ties leave in the order of
-        arrival.
+        """Returns the rank of a request that begins to wait. The request with the lowest rank leaves the router's queue
+        first. Requests of equal rank leave in the order of arrival.
         """
 
 

@@ -43,7 +43,9 @@ class RandomChoice:
 
 @dataclass
 class PowerOfTwo:
-    """Draws two random instances, and picks the one with fewer tokens. A tie goes to the first drawn instance."""
+    """Draws two random instances, and picks the one whose unfinished requests have fewer prompt tokens. A tie goes to
+    the first drawn instance.
+    """
 
     seed: int = 0
     """Seed of the random choices."""
@@ -58,8 +60,8 @@ class PowerOfTwo:
 
 @dataclass
 class LeastLoaded:
-    """Picks the instance with the fewest requests, then with the fewest prompt tokens. Ties go to the first
-    instance.
+    """Picks the instance with the fewest unfinished requests. Among equals: the one whose unfinished requests have the
+    fewest prompt tokens, then the first.
     """
 
     def pick(self, prompt: TokenSequence, view: RoutingView) -> str:

@@ -79,7 +79,9 @@ class BoundSessions:
     places: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def instance_of(self, session: int) -> str:
-        """Returns a session's instance. Empty: the session is unknown."""
+        """Returns the id of a session's instance. Empty: the session is unknown. session: -1: the request has no
+        session.
+        """
         return self.places.get(session, ("", 0))[0]
 
     def bind(self, session: int, instance_id: str, now_ns: int) -> None:

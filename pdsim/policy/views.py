@@ -16,10 +16,12 @@ class TokenSequence(Protocol):
     def __len__(self) -> int: ...
 
     def page_key(self, start: int, size: int) -> Hashable:
-        """Returns the key of tokens [start, start + size). Equal tokens have equal keys."""
+        """Returns the key of the page of tokens [start, start + size). Pages of equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens, counted from `start` in this sequence and from other_start in the other sequence."""
+        """Number of equal tokens at the beginning of two rests: this sequence from `start` on, and the other sequence
+        from other_start on.
+        """
 
     def then(self, other: Any) -> "TokenSequence":
         """Returns this sequence followed by another sequence."""
@@ -93,8 +95,8 @@ class PrefillView(InstanceView, Protocol):
         """
 
     def cached_path(self, request: QueuedPrefill) -> tuple[int, ...]:
-        """Path of the cached prefix in the prefix tree. Each number is a node's place among its siblings, oldest
-        first.
+        """Path of the prompt's cached prefix in the prefix tree, from the root on. Each number is the index of a node
+        among its siblings, oldest first.
         """
 
     def num_waited_tokens(self, request: QueuedPrefill) -> int:
@@ -184,7 +186,9 @@ class CachedLeaf(Protocol):
 
     @property
     def last_access(self) -> int:
-        """Number of the last access to the leaf. Each access to the tree has a higher number."""
+        """Serial number of the last access to the leaf. The tree counts its accesses, so a later access has a higher
+        number.
+        """
 
     @property
     def num_hits(self) -> int:
@@ -192,7 +196,7 @@ class CachedLeaf(Protocol):
 
     @property
     def born(self) -> int:
-        """Number of the access to the tree that inserted the leaf."""
+        """Serial number of the access to the tree that inserted the leaf, counted as in last_access."""
 
     @property
     def num_pages(self) -> int: ...
@@ -280,9 +284,9 @@ class RoutingView(Protocol):
         """
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:
-        """Returns two numbers of the prompt's tokens that this instance had cached when the request arrived, by its KV
-        events: first tokens in GPU memory, and further tokens behind them in host memory. Needs a policy with
-        `reads_caches = True`, which then also has a method num_credited_tokens.
+        """Numbers of the prompt's tokens that this instance had cached when the request arrived, as its KV events say:
+        (first tokens in GPU memory, further tokens behind these in host memory). Needs a policy with `reads_caches =
+        True`. Such a policy also has a method num_credited_tokens.
         """
 
     def session_instance(self, ttl_ns: int) -> str:

@@ -245,12 +245,12 @@ class Layout:
         return TokenBytes(self.kv_token_bytes - (0 if beside else window), window)
 
     def _mean_token_bytes(self, engine: str) -> float:
-        """Bytes of memory on one rank for each token of the pool. SGLang has a separate pool for windows; in this model
-        no request waits for room in it.
+        """Bytes of memory on one rank for each token of the pool, windows included. SGLang: the separate pool for
+        windows has a fixed share of the pool's tokens; pdsim lets no request wait for room in it.
 
         vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
-        max_admission_blocks_per_request) uses the mean over the longest request, whose windows also hold the tokens of
-        two forwards under way.
+        max_admission_blocks_per_request): the mean per token of a request of max_context_tokens, whose windows also
+        hold the tokens of two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens

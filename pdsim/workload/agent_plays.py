@@ -97,7 +97,7 @@ class WekaTrace(Trace):
 
 
 class Session:
-    """The calls of one recorded session. For each call: the calls that must end before it is sent."""
+    """The calls of one recorded session and, for each call, the calls that must end before it is sent."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
         if line.get("hash_id_scope") not in (None, "local"):
@@ -116,9 +116,9 @@ class Session:
         return round(random.uniform(min(starts), max(starts)))
 
     def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
-        """Returns the session's requests, numbered from `first`, each with the requests that it waits for. moment_ns:
-        returns only requests that start at this time or later, preceded by the last prompt of each of their agents;
-        None: all requests.
+        """Returns the session's requests, each with the ids of the requests that it waits for. Ids count from `first`.
+        session: number of the session. moment_ns: returns only requests whose recorded start is this time or later,
+        preceded by the last earlier prompt of each agent with such requests; None: all requests.
         """
         places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
         from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns
@@ -137,8 +137,8 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """Returns, for each agent with later calls, its last call before them. goes_on: the later calls. places: all
-        calls, by start.
+        """Returns the index into `calls` of each agent's last call before its later calls, for agents that have later
+        calls. goes_on: indices of the later calls. places: indices of all calls, by start.
         """
         agents = {self.calls[place].agent for place in goes_on}
         return list(
@@ -168,8 +168,8 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """Reads a sub-agent. Returns its whole time as one interval, and the intervals of its calls. Call times before
-        the sub-agent's start count from this start, as in older files.
+        """Reads a sub-agent. Returns its whole time as one interval, whose `calls` ended last, and one interval for
+        each of its calls. A call time before the sub-agent's start counts from this start, as in older files.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))
@@ -203,11 +203,11 @@ def _entries(line: Line) -> Iterator[Line]:
 
 
 def frontiers(intervals: Sequence[Interval], waiting: Sequence[Interval]) -> Mapping[int, tuple[int, ...]]:
-    """Returns the calls that each waiting call follows. Index: the waiting call.
+    """Returns, for each waiting call, the calls that it follows. Keys and values are indices into Session.calls.
 
-    A call follows the calls that had ended when it started, except those that another such call had followed. A call
-    that ends when another starts comes before it. Calls with equal starts are independent (AIPerf's
-    `infer_cross_stream_predecessors`). Waiting calls may be outside of the intervals.
+    A call follows those calls that had ended when it started, without the ones that another of these calls already
+    follows. A call that ends at the moment when another starts counts as ended. Calls with equal starts are independent
+    (AIPerf's `infer_cross_stream_predecessors`). Calls in `waiting` need not be in `intervals`.
     """
     after: dict[int, tuple[int, ...]] = {}
     running: list[tuple[int, int]] = []

@@ -32,13 +32,14 @@ class BlockRun(NamedTuple):
 class HashBlocks:
     """Makes prompts from hash ids.
 
-    Each id follows one parent id. A chain of ids, each the first that followed its parent, becomes one token stream.
-    Therefore even a long prompt of short blocks has only a few spans.
+    Each new id follows one parent id: the id before it in the prompt where it first appears. A chain of ids, each the
+    first that followed its parent, becomes one token stream. Therefore even a long prompt of short blocks has only a
+    few spans.
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
-        """only_whole: True: if the last block of a prompt is not full, it has no id. streams: numbers of new token
-        streams.
+        """block_tokens: number of tokens per block. streams: yields the numbers of new token streams; None: numbers
+        that nobody else uses. only_whole: True: if the last block of a prompt is not full, the block has no id.
         """
         self._size, self._only_whole = block_tokens, only_whole
         self._streams = fresh_streams() if streams is None else streams
@@ -58,7 +59,9 @@ class HashBlocks:
         return RequestSpec(number, prompt, output, num_outputs, round(arrival_ns), request_class=line.request_class)
 
     def prompt(self, line: Line, name: str, num_tokens: int) -> Spans:
-        """Makes a prompt of num_tokens tokens from the ids in the field `name`."""
+        """Makes a prompt of num_tokens tokens from the list of ids in the line's field `name`. Raises TraceError if the
+        ids do not fit num_tokens.
+        """
         ids, rest = line.value(name), bool(num_tokens % self._size) and not self._only_whole
         num_blocks = num_tokens // self._size + rest
         if not isinstance(ids, list) or len(ids) != num_blocks:
@@ -98,8 +101,8 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """Adds a run that begins with a new block. ids[at]: id of the new block. before: span before the block in its
-        prompt; None: the block is the first.
+        """Adds and returns a run of consecutive ids that begins at ids[at], the id of a new block. before: (stream,
+        offset, length) of the span before this block in its prompt; None: the block is the first.
         """
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):
@@ -121,7 +124,7 @@ class HashBlocks:
 
 
 def _num_rising(ids: list[int], at: int, limit: int) -> int:
-    """Number of consecutive ids from index `at` on, at most `limit`."""
+    """Number of ids from ids[at] on, each greater by 1 than the id before it; at most `limit`."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
     if ids[at:stop] == list(range(ids[at], stop + shift)):
@@ -145,8 +148,8 @@ class TextBlocks:
         self._known: dict[tuple[int, Hashable], int] = {}
 
     def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
-        """Makes a prompt of num_tokens tokens. units: its token ids, or its characters, of which `block` characters
-        make 16 tokens. num_tokens: None: one token per unit.
+        """Makes a prompt of num_tokens tokens. units: the prompt's token ids, or its characters. `block` units, a
+        number that the constructor gets, share an id and make 16 tokens. num_tokens: None: one token per unit.
         """
         size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
         ids: list[int] = []
@@ -169,10 +172,12 @@ def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def mooncake_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows of a Mooncake trace for the requests that were sent, in the order of sending.
+    """Yields rows of a Mooncake trace for the requests that were sent, in the order of sending. sent_ns: time by
+    request id.
 
     Prompts share whole blocks. A last block that is not full has its own id. Later turns have session_id and delay
-    (ms). Rows cannot say which tokens of a turn's prompt repeat an earlier answer. Raises NotASessionError.
+    (ms). Rows cannot say which tokens of a turn's prompt repeat an earlier answer. Raises NotASessionError if requests
+    wait for each other in another way than the turns of one session do.
     """
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)

@@ -12,8 +12,8 @@ from pdsim.dataclass import dataclass
 
 
 def positive(what: object, **values: float | None) -> None:
-    """Raises ValueError if a value is below 1. None is accepted: it means "all" or "no limit". what: object named in
-    the message.
+    """Raises ValueError if one of the values is below 1. `values` maps field names to values. None is accepted: it
+    means "all" or "no limit". what: object whose class name begins the message.
     """
     for name, value in values.items():
         if value is not None and value < 1:

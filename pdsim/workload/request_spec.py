@@ -42,7 +42,7 @@ class RequestSpec(NamedTuple):
 
 
 def alone(number: int, num_prompt_tokens: int, num_output_tokens: int) -> RequestSpec:
-    """Makes a request that shares no tokens with other requests of its workload."""
+    """Makes the request with id `number`, which shares no tokens with other requests of its workload."""
     prompt, output = Spans.of(2 * number, num_prompt_tokens), Spans.of(2 * number + 1, num_output_tokens)
     return RequestSpec(number, prompt, output, num_output_tokens)
 
@@ -50,10 +50,10 @@ def alone(number: int, num_prompt_tokens: int, num_output_tokens: int) -> Reques
 def conversation(
     history: Spans, lengths: Iterable[tuple[int, int]], streams: Iterator[int]
 ) -> Iterator[tuple[Spans, Spans]]:
-    """Yields prompt and output of each turn.
+    """Yields a pair for each turn: its prompt and its output.
 
-    Each prompt is the conversation so far, then new input. history: tokens before the first turn. lengths: numbers of
-    new input tokens and of output tokens of each turn.
+    Each prompt is the conversation so far, then new input. history: tokens before the first turn. lengths: for each
+    turn, its numbers of new input tokens and of output tokens. streams: yields numbers of unused token streams.
     """
     for num_inputs, num_outputs in lengths:
         prompt = history.then(Spans.of(next(streams), num_inputs))

@@ -76,7 +76,7 @@ class RandomLengths:
         return [spec._replace(request_class=name) for spec, name in zip(specs, drawn, strict=True)]
 
     def _media(self, rng: Streams) -> Iterator["MediaDraw"]:
-        """Yields the draws of images, then of audio clips."""
+        """Yields one MediaDraw for images, then one for audio clips, each only if prompts have such items."""
         if self.images is not None and self.image_tokens is not None:
             yield MediaDraw(rng, "image", self.images, self.image_tokens, self.distinct_images, self.image_share)
         if self.audio_clips is not None and self.audio_tokens is not None:
@@ -94,7 +94,10 @@ class MediaDraw:
     def __init__(
         self, rng: Streams, modality: Modality, counts: Lengths, tokens: Lengths, num_distinct: int | None, share: float
     ) -> None:
-        """num_distinct: number of different items; None: all are different. share: share of requests with items."""
+        """Items are images or audio clips, as modality says. counts: distribution of a prompt's number of items.
+        tokens: distribution of an item's number of tokens. num_distinct: number of different items; None: all are
+        different. share: share of requests with items.
+        """
         self._modality = modality
         self._share = share
         self._has_items = rng.named(f"{modality} requests").random
@@ -105,8 +108,8 @@ class MediaDraw:
         """Number of tokens of each different item, by its number."""
 
     def added(self, spec: RequestSpec, first_stream: int) -> RequestSpec:
-        """Returns the request with further, drawn items: behind the media that its prompt has, before its text.
-        first_stream: token stream of item 0.
+        """Returns the request with newly drawn items. Their tokens come after the media that the prompt already has,
+        and before its text. first_stream: number of the token stream of item 0; item k has stream first_stream + k.
         """
         if self._has_items() >= self._share:
             return spec

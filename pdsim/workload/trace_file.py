@@ -292,7 +292,9 @@ def _is_whole(line: str) -> bool:
 
 
 def _has_rows(found: Any) -> bool:
-    """True if the object contains all records of a file: results of a client, with a column for each field."""
+    """True if this one JSON object holds all records of a file: a load generator's result, with a list of records or
+    one list per field.
+    """
     return isinstance(found, dict) and "requests" not in found and _rows_of(found) not in (found, [found])
 
 

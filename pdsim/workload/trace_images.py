@@ -25,7 +25,9 @@ class TraceImages:
         """Images of each request that has any, by request id."""
 
     def read(self, names: Sequence[str]) -> int:
-        """Takes the images of the next prompt, and returns their number of tokens. An empty name is a new image."""
+        """Notes the images of the next prompt by their names, and returns the number of tokens that they add. Each
+        empty name is a new image.
+        """
         self.num_images += len(names)
         self._next = [
             self._known.setdefault(name, next(self._numbers)) if name else next(self._numbers) for name in names
@@ -33,8 +35,8 @@ class TraceImages:
         return self._tokens * len(names)
 
     def placed(self, spec: RequestSpec, own: Spans) -> RequestSpec:
-        """Returns the request with its images. own: the prompt as the row has it. If the request's prompt differs from
-        it, the request continues the turn before, and also gets that turn's images.
+        """Returns the request with the images that `read` noted last. own: the prompt that its row alone gives. If the
+        request's prompt is another object, the request continues the turn before, and also gets that turn's images.
         """
         own_images, self._next = self._next, []
         before = self._placed.get(spec.after[0], ()) if spec.after and spec.prompt is not own else ()

@@ -132,7 +132,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Resumes, admits, sees arrived KV, merges and makes room, as SGLang does; then returns step and commands."""
+        """Resumes, admits, sees arrived KV, merges and makes room, in SGLang's order. Returns step and commands."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -156,7 +156,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return None if changed else _WAIT
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Updates queue and batch. Returns the number of steps until the next update, and whether the batch changed."""
+        """Updates queue and batch. Returns the decode steps until the next update, and whether the batch changed."""
         has_unseen = bool(self._releases.unseen)
         ask_again_steps = self._take_in(commands)
         changed = has_unseen and not self._releases.unseen
@@ -226,7 +226,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     # Admission.
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Resumes and admits requests. Returns the number of steps until the next try, if no message arrives before."""
+        """Resumes and admits requests. Returns the decode steps until the next try, if no message arrives earlier."""
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:
@@ -332,7 +332,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fails requests not sent by a dead prefill instance. A restarted instance may already send new requests."""
+        """Fails requests that a dead prefill instance has not sent; until it restarts, also those that still come."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]

@@ -72,7 +72,7 @@ class EmbeddingReceiver:
         return commands
 
     def _order(self) -> Iterator[int]:
-        """Yields the indices of all encode instances in random order, again and again."""
+        """Yields the indices of all encode instances in a random order, which then repeats without end."""
         order: list[int] = []
         others = list(range(len(self._encode_ids)))
         while others:
@@ -81,7 +81,9 @@ class EmbeddingReceiver:
         yield from cycle(order)
 
     def _shares(self, num_items: int, order: Iterator[int]) -> list[int]:
-        """Number of items for each encode instance. order: yields the instance that gets the next left-over item."""
+        """Returns the number of items for each encode instance, by its index. Items that do not divide evenly go one by
+        one to the instances whose indices `order` yields next.
+        """
         num_encoders = len(self._encode_ids)
         least, rest = divmod(num_items, num_encoders)
         shares = [least] * num_encoders

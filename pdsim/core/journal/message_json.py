@@ -77,8 +77,8 @@ def are_one_run(ids: Sequence[int]) -> bool:
 
 
 def runs_of(ids: Sequence[int]) -> list[int] | None:
-    """Returns the first integer and the length of each run of consecutive integers. None: the text of runs would not be
-    shorter.
+    """Divides ids into runs of consecutive integers. Returns a flat list: first integer and length of each run, in
+    turn. None: the text of runs would not be shorter.
     """
     if are_one_run(ids):
         return [ids[0], len(ids)]
@@ -90,8 +90,8 @@ def runs_of(ids: Sequence[int]) -> list[int] | None:
 
 
 def _ids_in(runs: Sequence[int]) -> tuple[int, ...]:
-    """Returns the integers that runs stand for. Raises ValueError or TypeError if the sequence does not consist of
-    runs.
+    """Returns the integers that runs stand for. runs: first integer and length of each run, in turn. Raises ValueError
+    or TypeError if the sequence does not consist of runs.
     """
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     counts = [count for _, count in pairs]

@@ -104,8 +104,8 @@ class HostCache:
     # Loading.
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
-        """Number of host pages that a prompt can load after its first num_shared pages, within max_tokens. 0 if there
-        are fewer than LEAST_TOKENS tokens.
+        """Number of host pages that a prompt can load after its first num_shared pages, up to its first max_tokens
+        tokens. 0 if these pages have fewer than LEAST_TOKENS tokens.
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
@@ -114,7 +114,7 @@ class HostCache:
         return num_pages if num_pages * self._page_size >= self._least_tokens else 0
 
     def path_behind(self, end: Node, num_tokens: int) -> list[Node]:
-        """Nodes on the path to a node that end after the first num_tokens."""
+        """Nodes on the path from the root to `end`, without those that end within the first num_tokens tokens."""
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:

@@ -27,7 +27,7 @@ class LateBatch(RunningBatch[RequestT]):
         self.closing.append((request, output))
 
     def close_ended(self, request_id: int | None = None) -> None:
-        """Frees the pages of ended requests: of one, or of all (None)."""
+        """Frees the pages of ended requests: of the one with request_id, or of all if it is None."""
         closing, self.closing = self.closing, []
         for request, output in closing:
             if request_id in (None, request.request_id):

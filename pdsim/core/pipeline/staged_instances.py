@@ -32,7 +32,7 @@ def _is_in_forward(request: Request) -> bool:
 
 
 def _computed(step: m.Step) -> Iterator[tuple[int, bool]]:
-    """Requests that a step of a micro-batch computes, and whether they get a token."""
+    """Yields (request_id, whether it gets a token) for each request that a step of a micro-batch computes."""
     prefill = step.prefill if isinstance(step, m.MixedStep) else step
     decode = step.decode if isinstance(step, m.MixedStep) else step
     if isinstance(prefill, m.PrefillStep):

@@ -29,7 +29,7 @@ class BootstrapQueue:
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:
-        """Requests that prefill begins only after their grant."""
+        """Requests that need a grant before prefill begins them, and have none yet."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def watch(self, request_id: int, now_ns: int) -> list[Command]:

@@ -279,7 +279,7 @@ class PrefillInstance:
         return [] if self.limits.bootstrap_timeout_ns is None else self._bootstrap.watch(request.request_id, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
-        """Handles a grant of pages. An optimistic prompt may be begun or computed already."""
+        """Handles a grant of pages. Prefill may have begun or computed an optimistic prompt before its grant."""
         cursor = self._planner.cursor(grant)
         if cursor is None:
             reason = f"the request's KV does not fit the staging ring of {request.decode_id}"
@@ -295,7 +295,9 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """Queues granted and optimistic requests, by arrival, while slots for first tokens are free."""
+        """Moves granted and optimistic requests into the queue of prompts, by arrival, as long as slots for first
+        tokens are free.
+        """
         held = self._builder.num_unbegun + len(self._builder.begun) + self.num_slots_sending
         num_free = self._max_first_tokens - held
         if num_free < len(self.granted):
@@ -331,7 +333,9 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """Id of the latest parked request, if parked requests block all granted ones. SGLang waits for a timeout."""
+        """Id of the latest parked request, if all requests that hold slots are parked and a granted request waits.
+        None: no parked request must give way. SGLang instead waits for a timeout.
+        """
         ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
         return next(reversed(self.sending)) if all_parked and self._granted_wait() else None
@@ -340,7 +344,9 @@ class PrefillInstance:
         return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
 
     def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
-        """Frees a request's pages and slot. again: it may be computed again before its grant, if attempts are left."""
+        """Frees a request's pages and slot. again: True: prefill may compute the request again before its grant, if it
+        has attempts left.
+        """
         self.cache.drop(request.lease)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
         request.gives_way = False
@@ -368,7 +374,9 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Gives up a request without a grant. A request that is not optimistic has nothing to stop."""
+        """Gives up a request that decode has not granted pages. Does nothing if the request is not optimistic: it waits
+        for its grant before it is computed.
+        """
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:

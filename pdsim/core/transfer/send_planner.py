@@ -66,9 +66,10 @@ class RankPairLayout:
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True
     ) -> "TransferSize":
-        """Returns bytes and descriptors of a transfer of these pages. sent: if these pages are the prompt's last, the
-        range of all tokens that decode lacked; the transfer then includes KV of layers with a window. with_state:
-        includes the request's state, too.
+        """Returns bytes and descriptors of a transfer of pages. source and target: page ids on prefill and on decode.
+
+        sent: None unless these pages are the prompt's last; else the range of all tokens that decode lacked. The
+        transfer then includes KV of layers with a window. with_state: True: it then also includes the request's state.
         """
         num_pages = len(source)
         if self.pushes:
@@ -117,8 +118,8 @@ class RankPairLayout:
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
     def part(self, size: "TransferSize", group: int, num_groups: int) -> "TransferSize":
-        """Returns the bytes and descriptors that one layer group sends. Layers with state or a window are assumed to be
-        spread evenly.
+        """Returns the share of `size` that the layer group with index `group` sends. Layers with state or a window are
+        assumed to be spread evenly over the num_groups groups.
         """
         if self.num_state_planes or self.num_window_planes:
             return size.share(range(group, group + 1), num_groups)
@@ -126,7 +127,7 @@ class RankPairLayout:
 
 
 def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
-    """Returns the layers of one group. Sizes of groups differ by at most one layer."""
+    """Returns the indices of the layers in the group with index `group`. Groups differ by at most one layer."""
     return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
 
 
@@ -137,7 +138,9 @@ class TransferSize(NamedTuple):
     num_descriptors: int
 
     def share(self, parts: range, num_parts: int) -> "TransferSize":
-        """Divides this size into num_parts nearly equal parts, and returns the sum of the given consecutive parts."""
+        """Divides this size into num_parts nearly equal parts. Returns the sum of the parts whose indices are in the
+        range.
+        """
         return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 

@@ -21,9 +21,10 @@ class MediaChoice(NamedTuple):
     num_tokens: int
     """Number of tokens that the chunk may compute. 0: the request must wait."""
     new: dict[Key, int]
-    """Items that the step encodes for the chunk: the place among the request's items, by content."""
+    """Items that the step encodes for the chunk. Keys: modality and media_id. Values: the item's index among the
+    request's items."""
     repeated: tuple[int, ...]
-    """Places of items that have the same content as an item in `new`."""
+    """Indices, among the request's items, of items that have the same content as an item in `new`."""
 
 
 class EncoderCache:

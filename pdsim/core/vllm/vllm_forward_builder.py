@@ -242,8 +242,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._goes_on(num_decode_tokens)[1] > 0
 
     def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:
-        """Returns two numbers for the next step: pages that partly computed prompts need, and budget tokens that they
-        leave.
+        """Returns (number of new pages that partly computed prompts need in the next step, number of tokens that
+        decoding requests and these prompts leave of its budget).
         """
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         if self.is_held:
@@ -264,7 +264,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return num_pages, num_left
 
     def _num_chunk_tokens(self, request: RequestT, limit: int) -> int:
-        """Number of tokens of a request's next chunk. limit: maximum tokens that the step has for the request."""
+        """Number of tokens of a request's next chunk. limit: maximum number of tokens that the step leaves for the
+        request.
+        """
         start, num_left = request.num_scheduled_tokens, request.num_tokens - request.num_scheduled_tokens
         if limit <= 0:
             return 0
