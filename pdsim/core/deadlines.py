@@ -40,8 +40,8 @@ class Deadlines:
         return self._alarm(now_ns)
 
     def expired(self, now_ns: int, commands: list[Command], is_live: Callable[[int], bool]) -> list[int]:
-        """Removes and returns overdue requests that are still live, in order. Adds an alarm for the next deadline to
-        the commands.
+        """Removes and returns, in order, the ids of requests that are overdue and for which is_live returns True. Adds
+        an alarm for the next deadline to the commands.
         """
         if self._woken_ns > now_ns:
             return []

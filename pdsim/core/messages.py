@@ -254,7 +254,9 @@ class LayersComputed:
 
 @dataclass(frozen=True, slots=True)
 class AskStaging:
-    """Prefill to receiver, before the first forward of a prompt: asks for a span of the ring for each cell."""
+    """Prefill to receiver, before the first forward of a prompt: asks for memory in decode's staging ring, one span for
+    each cell of the request.
+    """
 
     request_id: int
     prefill_id: str
@@ -274,7 +276,7 @@ class StagingLent:
 
 @dataclass(frozen=True, slots=True)
 class StagingWatermark:
-    """Receiver to every sender: the ring is free up to this watermark."""
+    """Receiver to every sender: all of the ring before this watermark is free."""
 
     decode_id: str
     watermark: Watermark
@@ -352,7 +354,9 @@ class TransferFailed:
 
 @dataclass(frozen=True, slots=True)
 class TransferLost:
-    """Transport to sender: nobody knows whether this unit was transferred. Its bytes may still arrive."""
+    """Transport to sender: nobody knows whether this unit was transferred. Its bytes may still arrive in decode's
+    memory.
+    """
 
     unit: TransferUnit
     reason: str
@@ -572,7 +576,7 @@ class SaveChunks:
     pages: tuple[int, ...]
     host_chunks: tuple[int, ...]
     store: "StoreKv | None" = None
-    """Copy to storage that follows. None: the chunks are not stored."""
+    """Command to copy the chunks from host memory to storage afterwards. None: the chunks are not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,9 +597,8 @@ class LoadRetracted:
 
 @dataclass(frozen=True, slots=True)
 class StoreKv:
-    """Copy these host pages to storage when earlier copies have ended.
-
-    The pages hold KV of tokens from start_tokens on.
+    """Copy these host pages to storage when earlier copies to host memory have ended. The pages hold KV of the
+    sequence's tokens from index start_tokens on.
     """
 
     sequence: TokenSequence

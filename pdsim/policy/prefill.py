@@ -89,7 +89,8 @@ Rank = tuple[float, ...]
 
 
 def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[QueuedPrefill, int, bool]]:
-    """Yields each waiting prompt, its number of cached tokens, and whether it should wait for an earlier prompt.
+    """Yields, for each waiting prompt: the prompt, its number of cached tokens, and True if it should wait for an
+    earlier prompt.
 
     A prompt should wait if it has hardly any cached tokens, and an earlier prompt has the same beginning. The earlier
     prompt will cache the tokens that both share.

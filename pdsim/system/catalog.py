@@ -147,8 +147,8 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Returns the texts of the user's own entries with the given names, and of entries to which they refer, by path in
-    a catalog.
+    """Returns the texts of the user's own entries with the given kinds and names, and of entries to which these refer.
+    Keys: paths within a catalog folder, such as models/NAME.yaml.
     """
     found: dict[str, str] = {}
     for kind, entry in named:
@@ -164,7 +164,7 @@ def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
 
 
 def borrow(entries: Mapping[str, str]) -> None:
-    """Adds entries of another process that are missing in this process. entries: texts by path in a catalog."""
+    """Adds entries of another process that this process lacks. entries: texts by path within a catalog folder."""
     missing = {place: text for place, text in entries.items() if not any((one / place).is_file() for one in folders())}
     if missing and missing.items() - _borrowed.items():
         folder = Path(mkdtemp(prefix="pdsim-catalog-"))
@@ -175,7 +175,9 @@ def borrow(entries: Mapping[str, str]) -> None:
 
 
 def write_entries(entries: Mapping[str, str], folder: Path) -> None:
-    """Writes entries into a catalog folder. entries: texts by path in a catalog. Makes no folder if there are none."""
+    """Writes entries into a catalog folder. Makes no folder if there are none. entries: texts by path within the
+    folder.
+    """
     for place, text in entries.items():
         write_whole(folder / place, text)
 

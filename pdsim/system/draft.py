@@ -96,7 +96,7 @@ def _embeddings(model: ModelSpec) -> int:
 
 
 def _dense(model: ModelSpec) -> float:
-    """Number of parameters of one layer that a token uses."""
+    """Mean number of parameters per layer that compute each token."""
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 
 

@@ -34,8 +34,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 RUNTIME_BYTES = 2e9
-"""Bytes of CUDA context, NCCL and workspaces within mem_fraction_static. With about 2 GB, results agree with published
-logs (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
+"""Bytes of CUDA context, NCCL and workspaces, which lie within mem_fraction_static. With about 2 GB, pool sizes agree
+with published logs (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
 
 
 Role = Literal["prefill", "decode", "aggregated"]
@@ -284,8 +284,8 @@ class Layout:
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Returns number and bytes of slots for linear-attention states. rule: None: vLLM, whose states take pages of
-        the KV pool.
+        """Returns number and bytes of slots for linear-attention states. rule: rule for their number; None: vLLM, whose
+        states take pages of the KV pool.
         """
         if not self.state_bytes or rule is None:
             return StateMemory(0, 0)
@@ -312,7 +312,9 @@ class Layout:
         return max(page_size, block_tokens(self.state_bytes / state.num_layers, token_bytes, unit))
 
     def _room(self, mem_fraction: float) -> float:
-        """Number of bytes on one rank that weights leave for KV and states."""
+        """Number of bytes of memory on one rank for KV and states: mem_fraction of the GPU's memory, without weights
+        and runtime.
+        """
         return self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
 
     def pool_tokens(

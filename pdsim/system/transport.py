@@ -11,7 +11,8 @@ from typing import Literal
 from pdsim.dataclass import dataclass
 
 Path = tuple[tuple[str, float], ...]
-"""Links that a transfer crosses. Each has a number: bytes on this link per byte that one prefill rank sends."""
+"""Links that a transfer crosses. Each item is a link's name and the bytes on this link per byte that one prefill rank
+sends."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,7 +166,7 @@ class Profile:
                 begin_s += length_s
 
     def _stages(self) -> Iterator[tuple[float, float, float]]:
-        """Yields for each level: its duration in s, and the rates at its beginning and at its end."""
+        """Yields for each level: its duration in s, and the values of `levels` at its beginning and at its end."""
         ends = (*self.levels[1:], self.levels[0]) if self.smooth else self.levels
         return zip(self._lengths_s, self.levels, ends, strict=True)
 
@@ -182,8 +182,8 @@ class Profile:
 
 
 def _reached(area: float, rate: float, growth: float) -> float:
-    """Returns the time in s at which an accumulated rate reaches `area` requests. rate: requests per second at the
-    start. growth: change of the rate per second, may be 0.
+    """Returns the time in s after which the expected number of requests since then reaches `area`. rate: requests per
+    second at the start. growth: change of the rate per second, in requests per s^2; may be 0.
     """
     return area and 2 * area / (rate + sqrt(max(0.0, rate * rate + 2 * growth * area)))
 

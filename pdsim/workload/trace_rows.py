@@ -30,9 +30,11 @@ EPOCH_S = 1e9
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
-"""Whole-number times that differ by less on average are in s; in ms, they would mean over 500 requests per second."""
+"""Minimum mean difference of whole-number times that are taken as ms. If it is smaller, the times are taken as s,
+because in ms there would be over 500 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970, each with a number: a time below this number is in this unit."""
+"""Units of times since 1970, each with a limit. Times below the limit, and not below the limit before, are in this
+unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +257,8 @@ class RowReader:
         yield (next(self.streams), 0, num_tokens - shared)
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        """Returns the request with its arrival time, or after the turn before it. A later turn may have a pause in
-        place of a time.
+        """Returns the request with its arrival time. A later turn of a session gets instead the turn that it follows,
+        and a pause: as the row has it, or else from the times.
         """
         session = value_of(line, names.SESSION)
         before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
@@ -279,7 +281,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns the prompt of a later turn. If no ids identify the prompt, it continues the conversation so far."""
+        """Returns the prompt of a later turn. If no ids identify the prompt, it continues the turn `before`."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -309,9 +311,7 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Returns the unit of a field's times in ns. Times since 1970 tell their unit. Other whole numbers with large
-        differences are ms; all other times are s.
-        """
+        """Returns the length in ns of the unit of field `name`: as set, as usual in the format, or by `unit_of`."""
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
             if not unit:
@@ -366,7 +366,9 @@ def _images_of(line: Line) -> list[str]:
 
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
-    """Returns the unit of times whose field name does not tell it, and whether the unit is certain."""
+    """Returns the unit of these times (s, ms, us or ns), whose field name does not tell it, and whether the unit is
+    certain. Only times since 1970 are certain.
+    """
     if not times or max(times) < EPOCH_S:
         is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False
         return ("s" if is_dense or any(value != int(value) for value in times) else "ms"), False

@@ -55,8 +55,8 @@ class HiSparseBatch(RunningBatch[RequestT]):
         return self._lacks(self._due(0, 1)) == 0
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """As in RunningBatch. A step must also find as many free GPU pages as it opens pages, although its tokens go
-        into buffers that exist (mem_cache/allocator/hisparse.py:113, allocator/base.py:171).
+        """As RunningBatch.make_room. A step that begins new pages in host memory must find as many free GPU pages,
+        although its tokens go into existing buffers (mem_cache/allocator/hisparse.py:113, allocator/base.py:171).
         """
         while self._lacks(leases := self._due(0, 1)):
             yield from self._give_way(policy, view)
@@ -64,8 +64,8 @@ class HiSparseBatch(RunningBatch[RequestT]):
             self._hisparse.grow_all(leases, len(leases))
 
     def _lacks(self, leases: list[Lease]) -> int:
-        """Number of pages that are lacking if each of these leases gets a page: the larger of those in host memory and
-        those on the GPU.
+        """Number of pages that are lacking to give each of these leases one further page. Host memory and the GPU lack
+        different numbers; returns the larger one. 0: nothing is lacking.
         """
         cache, num_opened = self._hisparse, len(leases)
         num_grown = sum([cache.num_lacking(lease, 1) for lease in leases])

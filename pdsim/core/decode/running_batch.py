@@ -294,7 +294,7 @@ class RunningBatch(Generic[RequestT]):
             self._cache.drop(request.lease)
 
     def _num_cacheable(self, request: RequestT) -> int:
-        """Number of tokens of a request that leaves the batch whose KV the prefix cache may keep."""
+        """Number of the request's first tokens whose KV the prefix cache may keep when the request leaves the batch."""
         return request.num_kv_tokens
 
     def _take_out(self, request_id: int) -> RequestT:

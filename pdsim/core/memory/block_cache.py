@@ -19,8 +19,8 @@ class BlockCache(RadixCache):
         self.evicts_pages = True
 
     def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
-        """Notes that a lock's holder has its own copies of pages. The pages belong to the first nodes of the path after
-        `below`.
+        """Notes that the holder of a lock on the path to `node` has its own copies of pages. pages: the copies, for the
+        first nodes of this path after `below`.
         """
         path = path_to(node)
         start = 0

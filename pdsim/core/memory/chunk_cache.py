@@ -172,7 +172,9 @@ class ChunkCache:
             self.pool.free(lookup.read)
 
     def num_found(self, request_id: int, sequence: TokenSequence, num_tokens: int) -> int:
-        """Number of chunks that a prompt has found when it begins, within the first num_tokens."""
+        """Number of chunks within the prompt's first num_tokens that it has found in host memory or storage when it
+        begins.
+        """
         if (lookup := self.lookups.get(request_id)) is not None:
             return min(len(lookup.keys) + len(lookup.read), num_tokens // self.chunk_tokens)
         return self.num_chunks(sequence, num_tokens)
@@ -200,8 +202,8 @@ class ChunkCache:
         self._copies.append(m.LoadChunks(request_id, host_chunks, tuple(pages)))
 
     def save(self, prompt: TokenSequence, first: int, num_tokens: int, table: list[int]) -> None:
-        """Decides a copy of the whole chunks of the first num_tokens, from chunk number `first` on, to host memory.
-        Evicts other chunks if needed.
+        """Decides a copy to host memory of the whole chunks of the prompt's first num_tokens, without its first `first`
+        chunks. Evicts other chunks if needed. table: the request's GPU pages.
 
         A chunk that host memory already has is copied again, and its second copy is freed at once. Layer by layer, only
         missing chunks are copied.

@@ -39,8 +39,9 @@ class HybridLease(Lease):
     """A lease that also holds slots for linear-attention states."""
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
-        """branch_tokens: if cached pages continue after the last state, the number of cached tokens in whole chunks,
-        after which a chunk of this prompt should leave a state; else 0.
+        """node: last node of the locked prefix. pages: the prefix's pages. num_slots: slots for the request's states.
+        branch_tokens: the number of cached tokens in whole chunks, if cached pages continue after the last state; a
+        chunk of this prompt should leave a state there. Else 0.
         """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots
@@ -167,8 +168,8 @@ class HybridKvCache(KvCache):
         return HybridLease(node, pages, limits.slots_per_request, branch if branch > node.stop else 0)
 
     def tracked_tokens(self, lease: Lease, start: int, num_tokens: int) -> int:
-        """Number of tokens after which a chunk leaves a state, if the chunk begins after start tokens and ends after
-        num_tokens. 0: the chunk leaves no state.
+        """Returns the number of the prompt's tokens after which a chunk leaves a state. 0: the chunk leaves no state.
+        start, num_tokens: numbers of the prompt's tokens before the chunk and up to its end.
 
         If cached pages continue after the last state, another prompt differs from this prompt where these pages end.
         The chunk then leaves its state there.

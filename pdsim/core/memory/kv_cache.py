@@ -124,8 +124,8 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.peek(sequence)
 
     def tier_tokens(self, sequence: TokenSequence) -> tuple[int, int]:
-        """Returns two numbers of a sequence's tokens: first tokens that the GPU has cached, and further tokens behind
-        them in host memory.
+        """Returns (number of the sequence's first tokens that the GPU has cached, number of further tokens behind these
+        in host memory).
         """
         num_here, num_there = self.num_cached_tokens(sequence), 0
         if self.chunks is not None:
@@ -189,7 +189,9 @@ class KvCache:
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
-        """States that a computed chunk has left: number of tokens and pages of each state."""
+        """Returns the states that a computed chunk has left: for each, the number of tokens after which it holds, and
+        its pages.
+        """
         return []
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int) -> int:
@@ -325,8 +327,8 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Returns a number of tokens: an insert that ends at this node counts as a use of the nodes that end after it.
-        None: the insert does not count.
+        """Returns hits_behind for RadixCache.touch, after an insert that ends at `node`: a number of tokens. Nodes that
+        end after this number of tokens count a use. None: no node counts a use.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0

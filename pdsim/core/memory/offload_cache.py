@@ -104,7 +104,9 @@ class OffloadCache:
         self._copies.append(m.Offload(self._num_stores, tuple(pages), tuple(host_pages)))
 
     def _node_at(self, node: Node, num_tokens: int) -> Node:
-        """Returns the node on the path to the given node that ends after num_tokens. Splits a node if needed."""
+        """Returns the node that ends after the first num_tokens, on the path to `node`. Splits a node if none ends
+        there.
+        """
         self.tree.split_path(node, num_tokens)
         while node.stop > num_tokens and node.parent is not None:
             node = node.parent

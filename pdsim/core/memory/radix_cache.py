@@ -198,8 +198,8 @@ class RadixCache:
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
-        """Caches the first num_tokens of a sequence. num_tokens: a result of num_cacheable. pages: pages of the tokens
-        after `below`, a node at which the cached beginning ends.
+        """Caches the first num_tokens of a sequence, a number that num_cacheable returned. below: node up to whose end
+        the sequence is known to be cached. pages: pages of the tokens after `below`.
 
         The tree takes pages of tokens that it had not cached. If it had the first of these tokens cached, the caller
         keeps their pages. Returns the last node, and the tree's pages for the tokens whose pages the caller keeps. The
@@ -218,8 +218,8 @@ class RadixCache:
         return node, found
 
     def touch(self, node: Node, hits_behind: int | None = None) -> None:
-        """Counts an access to the path that ends at node. Nodes that end after hits_behind tokens also count a hit.
-        None: no node counts a hit, because the same lookup may be repeated.
+        """Counts an access to each node of the path that ends at `node`. Nodes that end after the first hits_behind
+        tokens also count a hit. hits_behind: None: no node counts a hit, because the same lookup may be repeated.
         """
         self.num_accesses += 2
         step: Node | None = node
@@ -298,7 +298,9 @@ class RadixCache:
         return freed
 
     def _evict_leaf(self, node: Node, num_lacking: int, leaving: Callable[[Node], None] | None) -> int:
-        """Frees the pages of an evictable leaf, and returns their number. num_lacking: number of pages to free."""
+        """Frees the pages of an evictable leaf, and returns their number. num_lacking: number of pages that the caller
+        still lacks; a subclass may free only so many. leaving: as in `evict`.
+        """
         parent = node.parent
         assert parent is not None
         if leaving is not None:
@@ -311,7 +313,7 @@ class RadixCache:
         return len(node.pages)
 
     def next_access(self) -> int | None:
-        """Number of the last access to the leaf that would be evicted next. None: no leaf is evictable."""
+        """Serial number of the last access to the leaf that would be evicted next. None: no leaf is evictable."""
         while self._heap and self._heap[0][1] != self._heap[0][2].heap_serial:
             heappop(self._heap)
         return self._heap[0][2].last_access if self._heap else None
@@ -360,10 +362,10 @@ class RadixCache:
         return node, pages
 
     def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
-        """Returns the child that begins with the sequence's next page, and the token at which their common whole pages
-        end.
+        """Returns the child of `node` that begins with the sequence's next page, and the number of the sequence's first
+        tokens whose whole pages agree with the path to this child. At most `stop`.
 
-        (None, end of the node): there is no such child.
+        Without such a child, returns None and the end of `node`.
         """
         start = node.stop
         if start == stop or not node.children:

@@ -160,9 +160,9 @@ class VllmHybridCache(KvCache):
         return lease.node in self._fresh
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of the chunk that begins at `start`, at most num_tokens. The chunk ends at a block boundary
-        unless it reaches prefill_end. It also ends where a cached prefix without a state ends. limit: maximum tokens of
-        one step.
+        """Number of tokens of the chunk that begins at token `start`, at most num_tokens. The chunk ends at a block
+        boundary unless it reaches prefill_end, the end of the prompt. It also ends where a cached prefix without a
+        state ends. limit: maximum tokens of one step.
         """
         if not self.keeps_states or start >= prefill_end:
             return num_tokens
@@ -282,8 +282,9 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Notes that one user no longer uses a state. shift: place of the state in the order of eviction, relative to
-        KV that became unused at the tree's last access. 1: after; -1: before; None: the place stays the same.
+        """Notes that one user no longer uses a state. shift: if nobody uses the state now, its place in the order of
+        eviction, relative to KV that became unused at the tree's last access. 1: after this KV; -1: before; None: the
+        state keeps its earlier place.
         """
         state.num_users -= 1
         if state.num_users:

@@ -54,8 +54,9 @@ class MicroBatches(Generic[RequestT]):
         num_stages: int,
         make: type[RunningBatch[RequestT]] = RunningBatch,
     ) -> None:
-        """first: the batch of an instance with one stage, which becomes the first micro-batch if it is one of those
-        that `make` makes.
+        """first: the batch that the instance would have with one stage. It becomes the first micro-batch if it has the
+        class `make`; the other micro-batches are new. num_stages: number of micro-batches. wave_requests: as in
+        RunningBatch.
         """
         self.batches = [first] if isinstance(first, make) else []
         while len(self.batches) < num_stages:

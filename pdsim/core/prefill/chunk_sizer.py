@@ -5,9 +5,8 @@ from math import sqrt
 from pdsim.dataclass import dataclass
 
 SMOOTHNESS = 0.75
-"""A chunk's size is a weighted mean: the size that keeps chunk times equal has this weight, and the first chunk's size
-has the rest, 0.25 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR).
-"""
+"""Weight of the size that keeps chunk times equal, in the mean that gives a chunk's size. The first chunk's size has
+the rest, 0.25 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
 """A chunk has at least the first chunk's size divided by this number."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
@@ -16,8 +15,10 @@ LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 @dataclass(frozen=True)
 class ChunkSizer:
     """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
-    DynamicChunkSizer). The model of a prompt's time is quadratic n^2 + linear n for n tokens. A constant would not
-    change sizes.
+    DynamicChunkSizer).
+
+    A prompt of n tokens is assumed to take quadratic n^2 + linear n, in any unit of time. A constant term would not
+    change the sizes. first_tokens: size of the first chunk. max_tokens: maximum size of a chunk.
     """
 
     quadratic: float
@@ -29,8 +30,8 @@ class ChunkSizer:
     page_size: int
 
     def num_tokens(self, num_before: int) -> int:
-        """Number of tokens of a prompt's next chunk, above 0. num_before: tokens of the prompt that are computed, above
-        0.
+        """Number of tokens of a prompt's next chunk, above 0. num_before: number of the prompt's tokens before this
+        chunk, above 0.
         """
         if self.quadratic <= 0:
             return self.first_tokens

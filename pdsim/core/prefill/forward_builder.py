@@ -330,8 +330,8 @@ class ForwardBuilder(Generic[RequestT]):
         self._compute(partial, most, forward)
 
     def _room_of(self, partial: RequestT, forward: Forward) -> int:
-        """Number of tokens for which a begun prompt has or can get pages. If reserved tokens leave no room, the prompt
-        may take all available pages.
+        """Number of tokens of a begun prompt for which it has or can get pages, beyond those that forwards have taken.
+        If reserved tokens leave no room, the prompt may take all available pages.
         """
         room = int(self._room_tokens(forward))
         if room <= 0:
@@ -339,8 +339,8 @@ class ForwardBuilder(Generic[RequestT]):
         return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Locks the prompt's cached prefix, and adds its first chunk to the forward. Returns the resource that the
-        prompt lacks; empty: the forward has no room; None: the next prompt may be tried.
+        """Locks the prompt's cached prefix, and adds its first chunk to the forward. Returns "slots" or "pages" if the
+        prompt lacks these; "" if the forward has no room; None: the caller may try the next prompt.
         """
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:

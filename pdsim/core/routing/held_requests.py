@@ -13,8 +13,8 @@ class HeldRequests:
     """
 
     def __init__(self, policy: QueuePolicy, instances: RoleRouter, forward_tokens: int) -> None:
-        """instances: those that compute prompts. forward_tokens: maximum number of prompt tokens in one forward of one
-        rank.
+        """instances: the role whose instances compute prompts. forward_tokens: maximum number of prompt tokens in one
+        forward of one rank.
         """
         self._policy = policy
         self._instances = instances

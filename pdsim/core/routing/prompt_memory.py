@@ -34,7 +34,9 @@ class PromptMemory:
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """Adds a prompt. Returns the keys of all first pages that the memory forgot to make room."""
+        """Adds a prompt. Returns the keys of those first pages of other prompts that the memory forgot to make room for
+        it.
+        """
         forgotten: list[Hashable] = []
         if not self.takes(prompt):
             return forgotten

@@ -119,7 +119,9 @@ class RoleRouter:
         return self._cached.get(instance_id, (0, 0))
 
     def _num_credited_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's tokens that do not count as work for this instance."""
+        """Number of the prompt's tokens that the router takes as cached at this instance, so that they are no work for
+        it.
+        """
         if self.reads_caches:
             credited: int = getattr(self._policy, "num_credited_tokens")(*self.tier_tokens(instance_id))  # noqa: B009
             return min(credited, len(prompt))

@@ -22,7 +22,7 @@ LEAST_TOKENS = 64
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that a decode or prefill instance holds while it is returned, with its lease."""
+    """KV that goes back from decode to prefill, and the lease with which one of the two instances holds it."""
 
     request_id: int
     lease: Lease

@@ -156,7 +156,7 @@ def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Page ids that one unit moves on both sides, and the number of their staging cell."""
+    """Page ids that one unit moves on both sides, and the index of their staging cell; 0 without staging."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]
@@ -191,7 +191,9 @@ class SendCursor:
         cell_pages: int | None = None,
         span: int = 1,
     ) -> None:
-        """span: number of source pages per target page."""
+        """num_cached_tokens: tokens that decode has cached. target_pages: pages that decode granted. cell_pages: pages
+        of a staging cell; None: no staging. span: number of source pages per target page.
+        """
         self.num_sent_tokens = self.start_tokens = num_cached_tokens
         self._start_pages = num_cached_tokens // page_size
         self._target_pages = target_pages
@@ -339,8 +341,8 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, layout.page_size, cell_pages, layout.num_shares)
 
     def ring_bytes(self, num_pages: int) -> int:
-        """Size in bytes of the largest staging cell for num_pages pages, in one decode rank's ring. 0: KV is not
-        staged.
+        """Size in bytes that the largest staging cell takes in one decode rank's ring, if num_pages pages are to be
+        sent. 0: KV is not staged.
         """
         if self._staging is None or not self._layout.slices:
             return 0

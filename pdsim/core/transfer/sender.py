@@ -173,8 +173,8 @@ class Sender:
         return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
-        """Returns a message to a decode instance: the sender sends no more of this request. Abort: the pages may be
-        used again; KvLost: bytes may still arrive.
+        """Returns a message for a decode instance: the sender sends no more KV of this request. The message is KvLost
+        if bytes may still arrive, else Abort: the pages may be used again.
         """
         is_lost = request_id in self._stopped.kept and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)
@@ -188,7 +188,9 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[m.Command]:
-        """Answers a StopSending as soon as this sender knows of no unit of the request under way."""
+        """Answers the request's StopSending, if there was one. The caller knows that no unit of the request is under
+        way.
+        """
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:
             return []

@@ -60,8 +60,8 @@ class EmbeddingReads:
         self._granted, self._arrived = [], []
 
     def must_wait(self, request: Request, num_cached_tokens: int) -> bool:
-        """True if a prompt must wait for embeddings, because its first num_cached_tokens alone are cached. Asks for
-        those that nobody has asked for.
+        """True if an item with tokens behind the prompt's first num_cached_tokens has no embeddings in host memory yet.
+        Asks encode instances for such embeddings if no earlier call has asked for them.
         """
         waits = False
         for place, encode_id in enumerate(request.encode_ids):
@@ -80,6 +80,6 @@ class EmbeddingReads:
         return waits
 
     def take_commands(self) -> list[m.Command]:
-        """Returns questions and reads that were decided since the last call."""
+        """Returns messages and reads that were decided since the last call, and forgets them."""
         commands, self._commands = self._commands, []
         return commands

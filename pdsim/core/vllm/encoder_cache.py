@@ -51,7 +51,9 @@ class EncoderCache:
         self.chosen = []
 
     def trial(self) -> "EncoderCache":
-        """Returns a copy for an empty step, on which choices can be tried."""
+        """Returns a copy whose step has no items yet. The caller can try choices on the copy, and this cache does not
+        change.
+        """
         copy = EncoderCache(self.max_tokens, splits_items=self._splits_items)
         copy.num_free_tokens = self.num_free_tokens
         copy._sizes = dict(self._sizes)

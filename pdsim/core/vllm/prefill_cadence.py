@@ -13,7 +13,9 @@ class PrefillCadence:
     """
 
     def __init__(self, interval_steps: int) -> None:
-        """interval_steps: one of this number of steps may compute prompts; 1: every step may."""
+        """interval_steps: at most one of this number of consecutive steps computes prompts, while requests decode. 1:
+        every step may compute prompts.
+        """
         self._interval_steps = interval_steps
         self._num_steps = 0
         self._last = -interval_steps

@@ -32,7 +32,7 @@ class TokenBudget:
     """True: if step_tokens divided by the number of requests exceeds prompt_tokens, this quotient is the maximum
     (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
     prefill_interval_steps: int = 1
-    """While requests decode, one of this number of steps may compute prompts."""
+    """While requests decode, at most one of this number of consecutive steps computes prompts."""
     encoder_tokens: int = 0
     """Maximum tokens of images and audio clips whose embeddings are kept. 0: the model has no encoder."""
     splits_media: bool = True

@@ -172,7 +172,9 @@ class VllmDecodeInstance(DecodeInstance):
         giver: KvGiver | None = None,
         reads: EmbeddingReads | None = None,
     ) -> None:
-        """policy, reads: of prompts that this instance computes itself. No policy: first come, first served."""
+        """policy: order of the prompts that this instance computes itself; None: first come, first served. reads: reads
+        embeddings of these prompts from encode instances.
+        """
         super().__init__(
             instance_id,
             cache=cache,

@@ -116,8 +116,9 @@ class Config:
         return default
 
     def flags(self, name: str) -> list[Any] | None:
-        """A list with one value per layer. None: the field is missing. Values for layers beyond the last belong to
-        layers that predict further tokens, and are left out.
+        """Returns the values of a field that has a list with one value per layer. None: the field is missing or is no
+        list. Values for layers beyond the last belong to layers that predict further tokens, and are left out. Raises
+        EntryError if there are too few values.
         """
         value = self._fields.get(name)
         if not isinstance(value, list):

@@ -165,7 +165,7 @@ class _Types:
 
 
 _BYTES_OF_GROUPS: Mapping[Dtype, tuple[float, float]] = {"fp4": (0.5, 1), "int4": (0.5, 2.5), "int8": (1, 2.5)}
-"""Bytes of one weight, and bytes of the scale and zero of one group of weights, by data type."""
+"""For each data type: bytes of one weight alone, and bytes of the scale and zero that one group of weights shares."""
 
 
 def _of_groups(dtype: Dtype, group_size: int) -> list[str]:

@@ -49,8 +49,8 @@ def _ratios(config: Config) -> list[int]:
 
 
 def _with_shared_kv(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """Returns the mixers, with those of the last layers replaced by `shared` if they use the KV of earlier layers
-    (Gemma's small models).
+    """Returns the mixers, one per layer. The last num_kv_shared_layers of them become `shared`, because these layers
+    use the KV of earlier layers (Gemma's small models).
     """
     num_own = len(mixers) - config.count("num_kv_shared_layers", default=0)
     return ["shared" if layer >= num_own else mixer for layer, mixer in enumerate(mixers)]
@@ -84,7 +84,9 @@ def _single_blocks(config: Config) -> list[Layer]:
 
 
 def _searched(block: Any) -> Layer:
-    """Returns one layer of a model from architecture search (Puzzle: Llama Nemotron Super and Ultra)."""
+    """Returns one layer of a model from architecture search (Puzzle: Llama Nemotron Super and Ultra). block: the
+    layer's entry in block_configs. Raises EntryError if an MLP is one matrix.
+    """
     attention, feed = block["attention"], block["ffn"]
     mixer: Mixer = "" if attention.get("no_op") else "linear" if attention.get("replace_with_linear") else "full"
     if feed.get("no_op"):

@@ -22,7 +22,7 @@ def modules_of(config: Config, layers: list[Layer]) -> Iterator[tuple[str, int]]
 
 
 def routed_of(layers: list[Layer]) -> list[str]:
-    """Names of the modules of one routed expert, for each layer that has experts."""
+    """Names of the modules of routed expert 0 in each layer that has experts."""
     at = "mixer." if has_single_blocks(layers) else "mlp."
     return [
         f"model.layers.{index}.{'' if layer.feed == 'both' else at}experts.0.{name}"
@@ -70,8 +70,8 @@ def _grouped(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
-    """Number of KV heads, width of a key head and width of a value head. mixer: "window" for layers with a sliding
-    window.
+    """Returns (number of KV heads, width of a key head, width of a value head) of layers with this mixer: "full", or
+    "window" for a sliding window.
     """
     kv_heads, dim = config.kv_heads, config.head_dim
     if (blocks := config.get("block_configs")) is not None and config.get("num_key_value_heads") is None:
