@@ -51,9 +51,8 @@ class ElasticServer:
     next_role: str = ""
     """The role that a draining server takes next. Empty: the server stops."""
     due_ns: int = 0
-    """Starting server: time in ns at which it begins to serve. Draining server: time in ns at which it stops draining
-    if it still has requests.
-    """
+    """Server that starts: time in ns at which it begins to serve. Server that drains: time in ns at which it gives up
+    draining if it still has requests."""
 
     @property
     def instance_id(self) -> str:

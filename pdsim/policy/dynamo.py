@@ -72,7 +72,7 @@ class DynamoKv:
         return view.instances[self._sampled(costs) if self.router_temperature else self._least(costs)].instance_id
 
     def costs(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Returns the cost in blocks of each instance in view.instances."""
+        """Returns the cost in blocks of each instance in view.instances, in their order."""
         num_blocks, weight = len(prompt) // view.page_size, self.decode_active_request_weight
         used: list[int] = []
         for load in view.instances:
@@ -86,8 +86,8 @@ class DynamoKv:
         return [blocks + other for blocks, other in zip(self._to_compute(prompt, view), extra, strict=True)]
 
     def _to_compute(self, prompt: TokenSequence, view: RoutingView) -> list[float]:
-        """Returns the weighted number of blocks that each instance has to compute, including the blocks of this
-        prompt.
+        """Returns, for each instance in view.instances, the weighted number of blocks that it has to compute if it gets
+        this prompt.
         """
         page = view.page_size
         holders = () if self.kv_events else view.holders(prompt)

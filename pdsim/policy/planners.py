@@ -53,8 +53,8 @@ class ThroughputPlanner:
             raise ValueError(f"needs times of forwards and decode steps, and max_kv_tokens, above 0, found {self}")
 
     def servers(self, view: ScalingView) -> Servers:
-        """Returns the wanted numbers of servers. Numbers stay the same until the lengths of prompts and outputs are
-        known.
+        """Returns the wanted numbers of servers. They equal the present numbers until the mean lengths of prompts and
+        of outputs are known.
         """
         if view.num_arrived:
             self._input_tokens = view.num_arrived_tokens / view.num_arrived

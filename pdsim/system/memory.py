@@ -236,7 +236,7 @@ class Layout:
         return own + index // (self.dcp if self.dcp_rules.divides_index else 1) + drafts
 
     def token_bytes(self, engine: str) -> "TokenBytes":
-        """KV bytes of one token on one rank, divided into layers that keep all KV and layers that keep a window."""
+        """KV bytes of one token on one rank: in layers that keep all KV, and in layers that keep only a window's KV."""
         attention = self.model.attention
         if not attention.num_window_layers or (engine == "sglang" and not attention.has_window_pool):
             return TokenBytes(self.kv_token_bytes, 0)

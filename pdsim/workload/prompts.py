@@ -87,7 +87,7 @@ PROMPTS = (
 )
 """Names of fields with the text of a prompt. The first field that a record has is used."""
 WHOLE = ("messages", "conversation")
-"""Names of fields whose text contains the whole conversation so far."""
+"""Names of fields whose text in a later turn contains the whole conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
 """Names of fields that contain the request that was sent, as an object or as JSON text."""
@@ -251,7 +251,9 @@ def _turns_of(line: Line) -> list[Any] | None:
 
 
 def _with_body(line: Line) -> Line:
-    """Returns a record with its own fields and the fields of the request that it contains."""
+    """Returns a record that has its own fields and those of the request in its body. Raises TraceError if there is no
+    prompt.
+    """
     body = _body_of(line)
     if body is None:
         there = ", ".join(map(str, line.fields))
@@ -270,7 +272,9 @@ def _body_of(line: Line) -> Mapping[str, Any] | None:
 
 
 def _opened(found: Any) -> dict[str, Any] | None:
-    """Returns an object, or the object in a JSON text, which may be base64-encoded. None: there is no object."""
+    """Returns an object: `found` itself, or what it contains as JSON text, which may be base64-encoded. None: `found`
+    contains no object.
+    """
     if isinstance(found, dict):
         return found
     if not isinstance(found, str):
@@ -294,7 +298,7 @@ def _is_text(found: Any) -> bool:
 
 
 def _text_of(line: Line) -> tuple[str, list[str]]:
-    """Returns the whole text of a prompt, and its images."""
+    """Returns the whole text of a prompt, and the names of its images. Raises TraceError if the line has no prompt."""
     texts: list[str] = []
     images: list[str] = []
     if isinstance(line.get("tools"), list):

@@ -68,7 +68,7 @@ class AgenticMooncakeTrace(TimedTrace):
 
 
 _Lines = Mapping[str, tuple[Line, list[str]]]
-"""Lines by request_id, each with the request ids in its wait_for."""
+"""By request_id: a line, and the request ids in its wait_for."""
 
 
 def _named_lines(path: Path) -> _Lines:
@@ -89,7 +89,9 @@ def _named_lines(path: Path) -> _Lines:
 
 
 def _earlier_first(lines: _Lines) -> Iterator[tuple[str, tuple[Line, list[str]]]]:
-    """Yields the lines in the order of the file, but each line after the lines that it waits for."""
+    """Yields request_id, line and wait_for of each line. Lines come in the order of the file, but each after the lines
+    that it waits for. Raises TraceError if lines wait in a circle.
+    """
     names = list(lines)
     places = {name: i for i, name in enumerate(names)}
     sorter = TopologicalSorter({places[name]: [places[one] for one in lines[name][1]] for name in names})

@@ -191,8 +191,8 @@ class RunningBatch(Generic[RequestT]):
         return step
 
     def _num_repeated_tokens(self) -> int:
-        """Number of tokens that attention reads again in a step, although an earlier request of the same wave has read
-        them. Requests form waves in the order in which they joined.
+        """Number of cached tokens that attention reads again in a step, although an earlier request of the same wave
+        has read them in this step. Requests form waves in the order in which they joined.
         """
         size = self._wave_requests
         if not self.is_alone and (size is None or self.num_requests <= size):
@@ -205,8 +205,8 @@ class RunningBatch(Generic[RequestT]):
         return sum([self._cache.num_repeated_tokens(nodes[start:end]) for start, end in pairwise(ends)])
 
     def advance(self, result: Result) -> None:
-        """Counts steps that were simulated at once. Allocates the pages of all of these steps except the first, whose
-        pages make_room has allocated.
+        """Counts the steps of a result; several steps may have been simulated at once. Allocates the pages of all these
+        steps except the first, whose pages make_room has allocated.
         """
         assert isinstance(result, StepResult)
         num_steps = result.num_steps

@@ -163,7 +163,7 @@ class HostCache:
                     self._write(step)
 
     def on_evict(self, node: Node) -> None:
-        """Handles the eviction of a leaf of the GPU's tree. With write_back, decides a copy of its pages to host
+        """Handles the eviction of a leaf of the GPU's tree. With write_back, decides a copy of the leaf's pages to host
         memory.
         """
         if self.writes_back:
@@ -175,8 +175,8 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Unlocks the host node of an evicted leaf, which takes over the leaf's use history. Called when all evictions
-        are done.
+        """Marks the host node of an evicted leaf for unlocking by `settle`. The host node takes over the leaf's use
+        history.
         """
         end = node.host
         if end is None:
@@ -211,8 +211,8 @@ class HostCache:
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
-        """Makes a locked host node for a node of the GPU's tree. pages: True: also copies its pages, if host memory has
-        room.
+        """Makes a locked host node for a node of the GPU's tree. pages: True: also copies the node's pages to host
+        memory; without room for these, makes no host node. False: the host node has no pages.
         """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:

@@ -58,8 +58,8 @@ class KvbmCache:
         """Decides a copy to host memory of the whole blocks that a step has computed. Copies nothing if host memory has
         no room for all of them.
 
-        start: token with which the step began. num_tokens: number of the prompt's tokens that are computed now. table:
-        the request's GPU pages.
+        start: index of the first token that the step computed. num_tokens: number of the prompt's tokens that are
+        computed now. table: the request's GPU pages.
         """
         first = start // self._page_size
         keys = tuple(islice(prefix_keys(prompt, num_tokens, self._page_size), first, None))
@@ -83,7 +83,7 @@ class KvbmCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
         """Number of blocks that a prompt of num_tokens tokens can load after its first num_shared pages. If host memory
-        has the whole prompt, the last block is computed.
+        has the whole prompt, the prompt does not load the last block, but computes it.
         """
         behind = islice(prefix_keys(sequence, num_tokens, self._page_size), num_shared, None)
         num_found = sum([1 for _ in takewhile(self.places.__contains__, behind)])
@@ -107,7 +107,7 @@ class KvbmCache:
             self._rest(key)
 
     def peek(self, sequence: TokenSequence) -> int:
-        """Number of the sequence's first tokens that prompts can find."""
+        """Number of the sequence's first tokens whose blocks a prompt would find in host memory."""
         keys = prefix_keys(sequence, len(sequence), self._page_size)
         return self._page_size * sum([1 for _ in takewhile(self.places.__contains__, keys)])
 

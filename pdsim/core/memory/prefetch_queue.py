@@ -31,12 +31,12 @@ class PrefetchQueue:
         read: Callable[[Reading, int], bool],
         tell: Callable[[Prefetched], None],
     ) -> None:
-        """look_up: begins the lookup of a prompt, for which the driver calls `on_looked_up`.
+        """look_up: function that begins the lookup of a prompt; at its end the driver calls `on_looked_up`.
 
-        read: begins to read the next pages of a prompt, at most the given number, for which the driver calls `on_read`.
-        It returns False, and begins nothing, if storage has lost these pages since the lookup.
+        read: function that begins to read a prompt's next pages, at most the given number; at the end the driver calls
+        `on_read`. The function returns False, and begins nothing, if storage has lost these pages since the lookup.
 
-        tell: gives the instance a message.
+        tell: function that gives the instance a message.
         """
         self._begin_look_up = look_up
         self._begin_read = read
@@ -59,9 +59,7 @@ class PrefetchQueue:
             reading.is_stopped = True
 
     def on_looked_up(self, num_found: int) -> None:
-        """Handles the end of a lookup. num_found: number of the prompt's pages that storage has, up to the first one
-        that it lacks.
-        """
+        """Handles the end of the oldest lookup. num_found: number of consecutive pages of the prompt in storage."""
         reading = self._lookups.popleft()
         reading.num_found = num_found
         if reading.is_stopped or num_found < reading.command.least_pages:
@@ -74,7 +72,9 @@ class PrefetchQueue:
         self._look_up()
 
     def on_read(self, num_pages: int, *, is_last: bool = False) -> None:
-        """Handles the end of a read of num_pages pages. is_last: True: storage could not read further pages."""
+        """Handles the end of the read under way, which read num_pages pages. is_last: True: storage can read no further
+        page of this prompt.
+        """
         reading = self._reads[0]
         reading.num_read += num_pages
         if is_last:
@@ -84,7 +84,9 @@ class PrefetchQueue:
         self._read_on()
 
     def _look_up(self) -> None:
-        """Begins the next lookup. Ends stopped prefetches that are queued before it."""
+        """Begins the lookup of the first queued prompt whose prefetch is not stopped. Ends the stopped prefetches
+        before it.
+        """
         while self._lookups:
             reading = self._lookups[0]
             if not reading.is_stopped:
@@ -93,7 +95,9 @@ class PrefetchQueue:
             self._end(self._lookups.popleft())
 
     def _read_on(self) -> None:
-        """Begins the next read. Ends queued prefetches before it that are stopped, or whose pages are read or lost."""
+        """Begins the next read. Ends the prefetches before it that are stopped, or whose found pages are all read or
+        lost.
+        """
         while self._reads:
             reading = self._reads[0]
             num_pages = min(BATCH_PAGES, reading.num_found - reading.num_read)

@@ -199,8 +199,8 @@ class StagedVllmInstance(VllmDecodeInstance):
         return step, commands
 
     def _catch_up(self, now_ns: int) -> list[m.Command]:
-        """Frees what ended requests held, queues preempted requests that no step computes any more, and handles late
-        messages, because a step was chosen without them.
+        """Does what waited until a step was chosen: frees the pages of ended requests, queues preempted requests that
+        no step computes any more, and handles messages that came too late for this step.
         """
         for batch in self._late_batches:
             batch.is_behind = False
@@ -238,8 +238,8 @@ class StagedVllmInstance(VllmDecodeInstance):
         return [*stale, *super().on_step_done(step, replace(result, ended=ended), now_ns)]
 
     def _end_stale(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Gives preempted requests the tokens of a step that computed them (0.33.0,
-        v1/core/sched/scheduler.py:2338).
+        """Gives tokens to requests that were preempted while a step computed them (0.33.0,
+        v1/core/sched/scheduler.py:2338). outputs: the output tokens of requests that end, by request id.
         """
         commands: list[m.Command] = []
         for request_id, has_token in _computed(step):
@@ -282,8 +282,8 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def running(self) -> list[DecodeRequest]:
-        """Requests that may be preempted, also those that steps under way compute, and those whose end is not known yet
-        when vLLM chooses.
+        """Requests that may be preempted: all that run, also in steps under way, and those whose end vLLM does not know
+        yet when it chooses a step.
         """
         found = [*self.micro.requests(), *self._builder.begun.values(), *self._closing]
         return sorted(found, key=lambda request: request.entry)

@@ -41,8 +41,8 @@ class Forward:
     prefill_tokens: int = 0
     num_slots: int = 0
     reserved_tokens: float = 0
-    """Number of tokens of the pool that further prompts may not take: reserved for outputs of other requests, and for
-    all chunks of this forward."""
+    """Number of tokens of the pool that further prompts may not take: reserved for chunks of this forward and for
+    outputs."""
     taken_tokens: int = 0
     """Number of tokens of the pool that chunks of this forward take, without tokens reserved for outputs."""
     chunks: list[PrefillChunk] = field(default_factory=list)
@@ -185,9 +185,9 @@ class ForwardBuilder(Generic[RequestT]):
     ) -> Forward:
         """Returns the next forward. It continues begun prompts, and begins prompts that the policy picks.
 
-        num_slots: number of free slots for prompts that begin; None: no prompt may begin. reserved_tokens: number of
-        tokens of the pool that are reserved for outputs of other requests. num_decode_tokens: number of tokens of the
-        forward that running requests take.
+        num_slots: number of prompts that may begin, because slots are free; None: no prompt may begin. reserved_tokens:
+        number of tokens of the pool that are reserved for outputs of other requests. num_decode_tokens: number of
+        tokens that running requests take of this forward.
         """
         self.now_ns = now_ns
         if (unshared := self._unshared) is not None:
@@ -226,8 +226,8 @@ class ForwardBuilder(Generic[RequestT]):
         return forward
 
     def _select(self) -> Iterable[Pick] | HoldUntil:
-        """Returns the prompts in the policy's order. Policies that sort by cached tokens also change the order of the
-        queue, as in SGLang.
+        """Returns the policy's picks of waiting prompts, in order. Policies that sort by cached tokens also change the
+        order of the queue, as in SGLang.
         """
         if self._keeps_order:  # nothing to ask
             return map(Pick, self._waiting)
@@ -242,8 +242,8 @@ class ForwardBuilder(Generic[RequestT]):
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
 
     def _refresh(self) -> list[Pick] | HoldUntil | None:
-        """Every 32nd call marks the cached prefixes of waiting prompts as used, in reverse order of the queue. Returns
-        the policy's picks, or None on other calls.
+        """The first of every 32 calls marks the cached prefixes of waiting prompts as used, in reverse order of the
+        queue, and returns the policy's picks. Other calls return None.
         """
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:
@@ -288,7 +288,7 @@ class ForwardBuilder(Generic[RequestT]):
             self.partial = self._unshared = None
 
     def reads_unwritten(self, request: RequestT) -> bool:
-        """True if a request begins on a cached prefix that a forward still computes. SGLang sends this prefix to decode
+        """True if a forward still computes the end of the request's cached prefix. SGLang sends this prefix to decode
         when the forward has ended (disaggregation/prefill.py, 0.5.23, :1495).
         """
         writer, num_shared = self._writer, request.lease.num_shared
@@ -297,7 +297,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request.lease.table[num_shared - 1 : num_shared] == writer.lease.table[num_shared - 1 : num_shared]
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk, and caches the whole pages of the prompt's computed tokens."""
+        """Counts a computed chunk, caches whole pages of the computed tokens, and returns the chunk's request."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:
@@ -401,7 +401,7 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens also limits a prompt that is not the first of a forward."""
+        """True if max_prefill_tokens also limits a prompt that is not the first of its forward."""
         if self._is_fixed(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED

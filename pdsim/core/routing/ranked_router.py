@@ -22,8 +22,8 @@ class RankedRouter(RoleRouter):
         role: str = "aggregated",
         memory: MemorySize = REMEMBERED,
     ) -> None:
-        """ranks: the instances (ranks) of each server. rank_policies: the policy by which each server chooses a
-        rank.
+        """ranks: for each server, the instance ids of its ranks. rank_policies: for each server, the policy by which it
+        chooses a rank.
         """
         super().__init__(list(ranks), policy, role, memory)
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
@@ -34,8 +34,8 @@ class RankedRouter(RoleRouter):
         return list(self._server_of)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Notes how many first tokens of the next prompt each rank has cached. For a server, the rank with the most
-        tokens counts.
+        """Notes how many first tokens of the next prompt each rank has cached. A server counts like its rank with most
+        of these tokens in GPU and host memory together.
         """
         best: dict[str, m.CachedTokens] = {}
         for one in cached:
@@ -69,8 +69,8 @@ class RankedRouter(RoleRouter):
         return self._ranks[self._server_of[instance_id]].load_of(instance_id)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Handles a message that a rank accepts requests or no longer accepts any. A server accepts requests as long as
-        one of its ranks does.
+        """Handles a message that a rank accepts requests, or that it accepts none from now on. A server accepts
+        requests as long as one of its ranks does.
         """
         server = self._server_of.get(message.instance_id)
         if server is None:

@@ -142,8 +142,8 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if the router learns only from first tokens that a prompt is computed. On prefill instances, PrefillDone
-        says so.
+        """True if the router learns only from a request's first token that the prompt is computed. For prefill
+        instances, it learns this from PrefillDone.
         """
         return self._work is not None and self.role == "aggregated"
 
@@ -211,8 +211,8 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Handles a message that an instance accepts requests or no longer accepts any. A restarted instance has an
-        empty cache.
+        """Handles a message that an instance accepts requests, or that it accepts none from now on. A restarted
+        instance has an empty cache.
         """
         instance_id = message.instance_id
         if instance_id not in self._loads:

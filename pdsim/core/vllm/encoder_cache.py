@@ -63,8 +63,9 @@ class EncoderCache:
         return copy
 
     def choose(self, request: Request, num_tokens: int) -> MediaChoice:
-        """Returns what a chunk of at most num_tokens tokens may compute. The request uses kept embeddings from now on;
-        `take` must follow for the embeddings of new items.
+        """Returns how many of the next num_tokens tokens of a request a chunk may compute, and which items the step
+        must encode for them. The request uses kept embeddings from now on. For the embeddings of new items, the caller
+        then calls `take`.
         """
         start = request.num_scheduled_tokens
         new: dict[Key, int] = {}
@@ -90,7 +91,7 @@ class EncoderCache:
         return MediaChoice(num_tokens, new, tuple(repeated))
 
     def take(self, request: Request, choice: MediaChoice) -> None:
-        """Lets the step encode the new items of a choice."""
+        """Lets the step encode the new items of a choice, which `choose` returned for this request."""
         for key, place in choice.new.items():
             item = request.media[place]
             self.chosen.append(item)
@@ -120,8 +121,8 @@ class EncoderCache:
         return self.max_tokens - self.num_free_tokens - sum(self._unused.values())
 
     def _makes_room(self, num_tokens: int, num_new: int) -> bool:
-        """True if the cache has room for an item of num_tokens tokens, perhaps after it has evicted unused embeddings.
-        num_new: tokens of new items of the same chunk.
+        """Evicts unused embeddings until the cache has room for an item of num_tokens tokens. Returns False, and evicts
+        none, if embeddings in use leave too little room. num_new: number of tokens of new items of the same chunk.
         """
         if num_tokens + num_new > self.max_tokens - self.num_used_tokens:
             return False

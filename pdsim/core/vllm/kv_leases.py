@@ -40,7 +40,7 @@ class KvLeases:
         """Ends of the leases that a dead decode instance has left, by request id."""
 
     def begin(self, request_id: int, now_ns: int) -> None:
-        """Notes that a prompt is computed, and that its KV waits to be read."""
+        """Notes that the request's prompt is computed at now_ns, and that its KV waits until decode reads it."""
         self._computed_ns[request_id] = now_ns
 
     def end(self, request_id: int) -> None:
@@ -49,12 +49,13 @@ class KvLeases:
         self._ends_ns.pop(request_id, None)
 
     def holds(self, request_id: int) -> bool:
-        """True if prefill still keeps the request's KV although the decode instance is dead."""
+        """True if the request's decode instance is dead, and prefill still keeps the request's KV."""
         return request_id in self._ends_ns
 
     def on_decode_down(self, request_ids: Iterable[int], seen_ns: int) -> list[Command]:
-        """Lets the leases of these requests run out, and returns alarms for their ends. Requests without a lease are
-        ignored. seen_ns: time in ns of the last sign of life of the decode instance, and of its last renewal.
+        """Lets the leases of these requests run out, because their decode instance has died. Returns alarms for their
+        ends. Requests without a lease are ignored. seen_ns: time in ns of the instance's last sign of life, which
+        counts as its last renewal.
         """
         left = [request_id for request_id in request_ids if request_id in self._computed_ns]
         for request_id in left:
@@ -64,7 +65,7 @@ class KvLeases:
         return [WakeAt(self._owner, end_ns) for end_ns in sorted({self._ends_ns[one] for one in left})]
 
     def expired(self, now_ns: int) -> list[int]:
-        """Removes and returns the requests whose leases have ended."""
+        """Removes the leases that have ended by now_ns, and returns the ids of their requests."""
         found = [request_id for request_id, end_ns in self._ends_ns.items() if end_ns <= now_ns]
         for request_id in found:
             self.end(request_id)

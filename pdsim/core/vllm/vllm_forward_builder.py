@@ -111,16 +111,16 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def num_ready(self) -> int:
-        """Number of prompts that could begin now, because they wait for no load."""
+        """Number of prompts that wait for no load from host memory, and could therefore begin now."""
         return len(self._waiting) + len(self._loaded)
 
     @property
     def loads(self) -> list[RequestT]:
-        """Prompts that hold pages for KV from host memory, and whose tokens no step has taken."""
+        """Prompts with pages for KV from host memory, while it is loaded and until a step takes their next tokens."""
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
 
     def take_reads(self) -> list[Command]:
-        """Returns what the last step decided about reads of embeddings."""
+        """Returns the commands for reads of embeddings that were decided since the last call, and forgets them."""
         return [] if self.reads is None else self.reads.take_commands()
 
     def withdraw(self, request_id: int) -> RequestT | None:
@@ -214,8 +214,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return request
 
     def _store(self, offload: OffloadCache | KvbmCache, request: RequestT, start: int) -> None:
-        """Stores what a step has computed of a prompt in host memory. start: token with which the step began. KVBM
-        stores nothing of a step that also computes outputs (slot.rs, apply_scheduler_output).
+        """Decides to store in host memory what a step has computed of a prompt. start: index of the first token that
+        the step computed. KVBM stores nothing of a step that also computes outputs (slot.rs, apply_scheduler_output).
         """
         num_tokens, lease = request.num_computed_tokens, request.lease
         if isinstance(offload, KvbmCache):
@@ -234,7 +234,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             super()._share(request, num_tokens, is_chunk=is_chunk)
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
-        """Number of new pages that partly computed prompts need in the next step."""
+        """Number of new pages that partly computed prompts need in the next step, beside num_decode_tokens running
+        requests.
+        """
         return self._goes_on(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:

@@ -215,7 +215,7 @@ _FEW = 0.01
 
 
 def _is_apart(module: str) -> bool:
-    """True for modules that are never counted: encoders, norms, and layers that predict further tokens."""
+    """True for a module that is never counted, by its name: encoders, norms, and layers that predict further tokens."""
     return any(word in module for word in _APART)
 
 
@@ -246,8 +246,8 @@ def _left_out(config: Config, attention: Mapping[str, Any]) -> list[str]:
 
 
 def stored_bytes(index: Any) -> float | None:
-    """Returns the bytes of a checkpoint's weights. index: content of model.safetensors.index.json. None: the file does
-    not tell.
+    """Returns the bytes of a checkpoint's weights. index: content of model.safetensors.index.json. None: `index` does
+    not contain this number.
     """
     metadata = index.get("metadata") if isinstance(index, Mapping) else None
     found = metadata.get("total_size") if isinstance(metadata, Mapping) else None
@@ -255,7 +255,7 @@ def stored_bytes(index: Any) -> float | None:
 
 
 _NEAR = 0.1
-"""Relative difference between sizes that norms, scales and encoders can explain."""
+"""Relative difference between counted and stored bytes that norms, scales and encoders can explain."""
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:

@@ -18,11 +18,11 @@ class Layer:
     mixer: Mixer
     feed: Feed
     ratio: int = 1
-    """Number of tokens for which one latent is stored. 0: the layer has only a window."""
+    """Number of tokens for which the layer stores one latent. 0: the layer has only a window."""
     has_indexer: bool = True
     """False: the layer reuses the tokens that an earlier layer's indexer chose."""
     feed_factor: float | None = None
-    """Size of the layer's MLP divided by hidden_size, for models from architecture search. None: the MLP has
+    """Inner width of the layer's MLP divided by hidden_size, for models from architecture search. None: the MLP has
     intermediate_size."""
 
 
@@ -39,7 +39,7 @@ def layers_of(config: Config) -> list[Layer]:
 
 
 def _ratios(config: Config) -> list[int]:
-    """Number of tokens for which one latent is stored, for each layer. 0: the layer has only a window."""
+    """Returns, for each layer, the number of tokens for which it stores one latent. 0: the layer has only a window."""
     if (ratios := config.flags("compress_ratios")) is not None:
         return ratios
     rates = config.get("compress_rates")

@@ -59,8 +59,8 @@ class Quantization:
         return "fp8" if self.kv is not None and self.kv.upper() == "FP8" else None
 
     def type_of(self, module: str) -> Dtype:
-        """Type of a module's weights: given for the module itself, or else for a module that contains it, or else the
-        default.
+        """Type of a module's weights. bf16 if a name or pattern in `left` covers the module; else the type in `named`
+        of the module, of a module that contains it, or of a pattern; else `dtype`.
         """
         if any(covers(pattern, module) for pattern in self.left):
             return "bf16"
@@ -150,7 +150,9 @@ def _group_size(given: Mapping[str, Any]) -> int:
 
 
 def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Returns the type of most modules, and the types of single modules by name."""
+    """Returns the type of all modules without a type of their own, and the types of single modules by name or pattern.
+    where: path of these fields in messages. Raises EntryError if they are unknown.
+    """
     method = given.get("quant_method")
     if method == "compressed-tensors" or (
         method is None and given.get("config_groups") and not given.get("quant_algo")
@@ -179,8 +181,8 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Reads types from the groups of compressed-tensors. The targets of a group are modules, patterns, or Linear for
-    all modules.
+    """Reads types from the groups of compressed-tensors, and returns them as `_types` does. The targets of a group are
+    modules, patterns, or Linear for all modules.
     """
     default: Dtype | None = None
     named: dict[str, Dtype] = {}
@@ -200,7 +202,7 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
 
 
 def _of_layers(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Reads the types of modules that ModelOpt lists one by one."""
+    """Returns the types, by name, of the modules that ModelOpt lists one by one."""
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):
         raise EntryError(f"{where}.quantized_layers: expected the modules of {_MIXED}, found {layers!r}")
