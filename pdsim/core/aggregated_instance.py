@@ -308,7 +308,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
-        """Number of output tokens that running requests are still expected to produce."""
+        """Number of further output tokens that these running requests are expected to produce."""
         ratio = self._ratio.at(self._num_steps)
         if not self.limits.rules.expects_fixed_outputs:
             return sum([request.num_growth_tokens * ratio for request in running])
@@ -320,7 +320,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._ends.allow(request, begun, num_free_tokens)
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
-        """Fills the next forward. Begins no prompt if a prompt was blocked before, or if all slots are taken."""
+        """Fills the next forward. It begins no prompt if an earlier try found too few pages or slots, or if all slots
+        are taken.
+        """
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         num_decode_tokens = len(self.running) if self.limits.mixed_chunk else 0
         self._ends = None

@@ -90,7 +90,7 @@ class BoundSessions:
             self.places[session] = instance_id, now_ns
 
     def with_fewest(self, instance_ids: Sequence[str]) -> list[str]:
-        """Returns those of the instances that have the fewest sessions."""
+        """Returns those of instance_ids whose instances have the fewest sessions, in the given order."""
         counts = Counter(instance_id for instance_id, _ in self.places.values())
         fewest = min(counts[instance_id] for instance_id in instance_ids)
         return [instance_id for instance_id in instance_ids if counts[instance_id] == fewest]

@@ -132,8 +132,8 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Adds a folder with copies of entries. Entries of other folders precede them. Returns a note for each copy that
-    differs from another folder's entry of the same name.
+    """Adds a folder with copies of entries. Entries of the other folders go before these copies. Returns a note for
+    each copy that differs from another folder's entry of the same name.
     """
     if folder not in _lent:
         _lent.append(folder)

@@ -87,8 +87,8 @@ class GroupedQueryAttention:
         return whole, dim + (self.window_value_dim or self.window_head_dim or self.value_dim or dim)
 
     def num_kv_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank. Each rank holds at least one KV head; ranks hold copies if there
-        are too few heads.
+        """Number of KV elements per token on one rank. Each rank holds at least one KV head. If there are fewer KV
+        heads than ranks, several ranks hold copies of a head.
         """
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
@@ -336,7 +336,7 @@ class ModelSpec:
 
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:
-        """Data type of the weights, and of the routed experts if it differs."""
+        """Data type of the weights and, if it differs, that of the routed experts: one or two types."""
         own = None if self.experts is None else self.experts.weight_dtype
         return (self.weight_dtype,) if own is None else (self.weight_dtype, own)
 

@@ -24,7 +24,9 @@ class Empirical:
 
     @cached_property
     def _histogram(self) -> tuple[list[int], list[float]]:
-        """Reads the lengths, and the cumulative number of requests up to each length. Raises TraceError."""
+        """Reads the file. Returns, for its rows, the lengths in tokens and the numbers of requests up to each row.
+        Raises TraceError.
+        """
         tokens, counts = [], []
         for line in csv_lines(self.path):
             tokens.append(line.count("tokens"))

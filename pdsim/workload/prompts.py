@@ -176,8 +176,8 @@ class _ChatReader(RowReader):
         return timed
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Makes the prompt of a later turn: the conversation so far, then the new text. If the new text or the recorded
-        length already contains the conversation, returns the prompt unchanged.
+        """Makes the prompt of a later turn from the conversation so far and the new text. If the new text or the
+        recorded length already contains the conversation, returns `prompt` unchanged.
         """
         session = value_of(line, names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]

@@ -74,8 +74,8 @@ class Workload(Protocol):
 
 
 class Streams:
-    """Reproducible random generators, one for each purpose. A further draw for one purpose does not change the
-    others.
+    """Reproducible random generators, one for each purpose. A further draw from one generator does not change what the
+    others yield.
     """
 
     def __init__(self, seed: int) -> None:

@@ -115,9 +115,7 @@ def _received(row: Line) -> float:
 
 
 def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names in trace_fields for fields that a row spells otherwise: Prompt Tokens, promptTokens,
-    prompt-tokens.
-    """
+    """Maps a row's fields such as Prompt Tokens, promptTokens and prompt-tokens to names in trace_fields."""
     known = {name for quantity in names.QUANTITIES for name in quantity.names}
     found: dict[str, str] = {}
     for name in fields:
@@ -244,7 +242,9 @@ class RowReader:
         return self._blocks
 
     def _spans(self, line: Line, num_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the spans of a prompt that shares a prefix. The row's prefix_id and prefix_tokens name the prefix."""
+        """Yields the spans (stream, offset, length) of a prompt: first those of the prefix that prefix_id names, if
+        any.
+        """
         shared = 0
         if (prefix_id := line.get("prefix_id")) not in (None, ""):
             shared = line.count("prefix_tokens", least=0)
@@ -376,7 +376,7 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
 
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
-    """True if all prompts have an id for each full block, and none for the rest, as with engines' own hashes."""
+    """True if all prompts have an id for each full block, and none for the tokens after it, as engines' own hashes."""
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
@@ -390,8 +390,8 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Returns the tokens per block: as the rows say, or such that all numbers of ids fit the lengths. Raises
-    TraceError.
+    """Returns the number of tokens per block: as a row says, or else a number that fits all rows' lengths and numbers
+    of ids. Raises TraceError if no number fits.
     """
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:

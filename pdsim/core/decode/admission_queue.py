@@ -129,8 +129,9 @@ class AdmissionQueue:
 
     def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
         """Admits and returns the first queued request if the pool has enough pages for it. None: no request was
-        admitted. A later request never overtakes the first. num_slots: number of free slots. num_buffers: number of
-        free metadata buffers.
+        admitted, even if a later request would fit.
+
+        num_slots: maximum number of active requests. num_buffers: number of free metadata buffers.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
@@ -202,7 +203,7 @@ class AdmissionQueue:
         return self.uncomputed.pop(request_id, None) is not None
 
     def has_aborted(self, request_id: int) -> bool:
-        """True if the request is aborted but still keeps its place in the queue."""
+        """True if the request has been aborted and still keeps its place in the queue."""
         return self._num_aborted > 0 and any(r.request_id == request_id and r.is_aborted for r in self.queued)
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:

@@ -13,9 +13,9 @@ DECAY_STEPS = 600
 
 
 class NewTokenRatio:
-    """The share of its maximum output that a running request is expected to still produce. Each decode step lowers the
-    ratio by the same amount. A formula gives the ratio after any number of steps, so many steps at once equal single
-    steps.
+    """The share of its maximum output that a running request is still expected to produce. Each decode step lowers the
+    ratio by the same amount, down to a minimum. A formula gives the ratio after any number of steps, so the ratio does
+    not depend on how many steps are simulated at once.
     """
 
     def __init__(self, conservativeness: float) -> None:

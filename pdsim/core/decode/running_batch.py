@@ -53,7 +53,7 @@ class RunningRequest(Request):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens to compute again if the KV is lost, including the last output token."""
+        """Number of tokens to compute again if the KV is lost: prompt and outputs, including the last output token."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
@@ -164,8 +164,8 @@ class RunningBatch(Generic[RequestT]):
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Allocates the pages of the next step, and retracts requests if there are too few. Yields each retracted
-        request before its pages are freed. A request that lacks pages although it is the only one is retracted, too.
-        keeps_last: the only request left is not retracted, and gets no pages.
+        request before its pages are freed. Even the batch's only request is retracted if it lacks pages; with
+        keeps_last it stays instead, and gets no pages.
         """
         while len(leases := self._due(0, 1)) * self._cache.pages_per_growth > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:

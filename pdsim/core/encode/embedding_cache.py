@@ -23,7 +23,7 @@ class EmbeddingCache:
         return True
 
     def add(self, key: Hashable, num_bytes: int) -> None:
-        """Keeps embeddings of num_bytes bytes, and evicts others if needed. No effect if they alone exceed the
+        """Keeps embeddings of num_bytes bytes, and evicts others if needed. No effect if num_bytes exceeds the whole
         cache.
         """
         if self.has(key) or num_bytes > self._max_bytes:

@@ -28,8 +28,8 @@ class OwnMedia:
         self._cache = cache
 
     def to_encode(self, step: PrefillStep) -> list[MediaItem]:
-        """Returns the different items of a forward that the cache lacks. Then the cache has them, as far as they
-        fit.
+        """Returns the items of a forward that the cache lacks, each content once, and adds them to the cache as far as
+        they fit.
         """
         found = {
             (item.modality, item.media_id): item

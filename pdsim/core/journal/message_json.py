@@ -33,7 +33,9 @@ it has its default value."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns a function that returns a message's fields in order. A named tuple already is such a sequence."""
+    """Returns a function that takes a message of this kind and returns its fields' values in order. A named tuple
+    already is such a sequence.
+    """
     if issubclass(kind, tuple):
         return tuple
     names = FIELDS[kind]

@@ -19,9 +19,10 @@ def replay(
     entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
 ) -> int:
     """Makes the recorded calls on new instances, and returns the number of calls. Raises ReplayError at the first call
-    whose result differs.
+    whose result differs, that raises an error, or whose instance is unknown.
 
-    restarted: function that makes a new instance in place of an instance that died in the recorded run.
+    instances: new instances by id. restarted: function that gets the id of an instance that died in the recorded run,
+    and makes an instance in its place; None: raises ReplayError at such a death.
     """
     machines, count = dict(instances), 0
     for entry in entries:

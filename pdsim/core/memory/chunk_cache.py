@@ -226,19 +226,23 @@ class ChunkCache:
                 self._order.use(key)
 
     def flush(self) -> None:
-        """Drops all chunks that no lookup has found."""
+        """Drops all chunks that no prompt has found in a lookup and is still to use."""
         while self._evict():
             pass
 
     def _evict(self) -> bool:
-        """Evicts the least recently used chunk that no lookup has found. Returns False if there is none."""
+        """Evicts the least recently used chunk, but none that a prompt has found and is still to use. False: there is
+        none.
+        """
         if (key := self._order.pop()) is None:
             return False
         self.pool.free([self.places.pop(key)])
         return True
 
     def _make_places(self, num_chunks: int) -> list[int]:
-        """Allocates host memory for at most num_chunks chunks, and evicts least recently used chunks if needed."""
+        """Returns the places in host memory of at most num_chunks newly allocated chunks. Evicts least recently used
+        chunks if needed.
+        """
         places: list[int] = []
         while len(places) < num_chunks:
             if not self.pool.num_free and not self._evict():
@@ -247,5 +251,5 @@ class ChunkCache:
         return places
 
     def _found(self, sequence: TokenSequence, num_tokens: int) -> list[int]:
-        """Keys of consecutive chunks in host memory, from the sequence's beginning."""
+        """Keys of the sequence's first consecutive chunks in host memory, within its first num_tokens."""
         return list(takewhile(self.places.__contains__, prefix_keys(sequence, num_tokens, self.chunk_tokens)))

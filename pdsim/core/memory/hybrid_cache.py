@@ -89,8 +89,8 @@ class KeptStates:
         return is_new
 
     def make_free(self, num_slots: int) -> bool:
-        """Evicts states until num_slots slots are free. States from which a lease continues stay. A leaf that no
-        request uses is evicted with its state. Returns False if too few slots are free.
+        """Evicts states until num_slots slots are free. States from which a lease continues stay. If the evicted
+        state's node is a leaf that no request uses, the leaf is evicted, too. Returns False if too few slots are free.
         """
         while self.num_free < num_slots and (node := self._least_recent()) is not None:
             self.forget(node)
@@ -99,7 +99,9 @@ class KeptStates:
         return self.num_free >= num_slots
 
     def take(self, num_slots: int) -> None:
-        """Takes slots. Evicts states if too few slots are free."""
+        """Takes num_slots slots. Evicts states if too few slots are free. num_free becomes negative if that does not
+        suffice.
+        """
         self.make_free(num_slots)
         self.num_free -= num_slots
 

@@ -384,8 +384,8 @@ class KvCache:
         return 0 if self.prefix_cache is None else self.prefix_cache.num_read_pages * self.page_size
 
     def num_repeated_tokens(self, read_nodes: Iterable[Node | None]) -> int:
-        """Number of cached tokens that a decode step reads again, because several of these requests share them. The
-        first read of a token does not count.
+        """Number of cached tokens that a decode step reads again, because several requests share them. The first read
+        of a token does not count. read_nodes: Lease.read_node of each request.
         """
         return 0 if self.prefix_cache is None else self.prefix_cache.num_repeated_tokens(read_nodes)
 

@@ -76,7 +76,8 @@ class OffloadCache:
         given states. Copies nothing if host memory has no room for all missing pages. The call counts as a use of the
         pages.
 
-        table: the request's GPU pages. states: number of tokens and GPU pages of each state.
+        table: the request's GPU pages. states: for each state, the number of tokens after which it holds, and its GPU
+        pages.
         """
         stop = num_tokens - num_tokens % self._page_size
         end, _ = self.tree.lock_path(prompt, stop)

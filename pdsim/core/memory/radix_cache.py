@@ -158,7 +158,9 @@ class RadixCache:
         return nodes
 
     def places(self, sequence: TokenSequence) -> tuple[int, ...]:
-        """Path of the longest cached prefix. Each number is a node's place among its siblings, oldest first."""
+        """Path of the longest cached prefix, from the root on. Each number is the index of a node among its siblings,
+        oldest first.
+        """
         siblings = [(node, node.parent.children.values()) for node in self.whole_nodes(sequence) if node.parent]
         return tuple([list(among).index(node) for node, among in siblings])
 
@@ -268,8 +270,8 @@ class RadixCache:
             step = step.parent
 
     def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
-        """Number of tokens that these requests read more than once. nodes: last node that each request reads. A token
-        that k requests read counts k - 1 times.
+        """Number of tokens that requests read more than once. nodes: for each request, the last node that it reads. A
+        token that k requests read counts k - 1 times.
         """
         self._num_walks += 1
         walk = self.root.walk = self._num_walks

@@ -310,7 +310,7 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_beside(self) -> int:
-        """Number of requests that hold slots beside those of the present micro-batch."""
+        """Number of requests that take places without being in the present micro-batch."""
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:

@@ -8,8 +8,8 @@ from pdsim.policy.protocols import QueuePolicy
 
 
 class HeldRequests:
-    """The queue in the router. A request joins it if others wait or all instances are busy, as in Dynamo's
-    should_queue.
+    """The queue in the router. An arriving request joins it if other requests wait in it or all instances are busy, as
+    in Dynamo's should_queue.
     """
 
     def __init__(self, policy: QueuePolicy, instances: RoleRouter, forward_tokens: int) -> None:

@@ -271,7 +271,9 @@ class Router:
         return [m.Send(to, new) for to in new.instance_ids]
 
     def _choose(self, request: _Request, now_ns: int) -> tuple[str, str]:
-        """Picks a prefill and a decode instance. Both ids are equal if one instance does everything."""
+        """Picks a prefill and a decode instance, and returns their ids. Both ids are equal if one instance does
+        everything.
+        """
         arrival, prompt, last = request.arrival, request.arrival.prompt, request.attempt
         avoid_prefill, avoid_decode = ("", "") if last is None else (last.prefill_id, last.decode_id)
         named = arrival.request_id, arrival.session, arrival.agent

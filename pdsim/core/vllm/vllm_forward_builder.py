@@ -201,8 +201,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             host.save(request.prompt, found, num_tokens, request.lease.table)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk. If there is host memory, stores the prompt's whole pages there. The GPU has them
-        cached already.
+        """Counts a computed chunk, and returns its request. If there is host memory, decides to store the prompt's
+        whole pages in it. The GPU's prefix cache has them already.
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
@@ -316,7 +316,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return None if self._lacks_embeddings else lacking  # later prompts may pass (scheduler.py:1395)
 
     def _begin_or_load(self, pick: Pick, forward: Forward) -> str | None:
-        """Begins a prompt or, if host memory continues its cached prefix, the load of this KV."""
+        """Begins a prompt or, if host memory continues its cached prefix, loads this KV. Returns as `_take` does."""
         if not self._cache.makes_room_for_states():
             return "pages"
         request, offload, chunks = self._waiting.get(pick.request_id), self._cache.offload, self._cache.chunks

@@ -113,7 +113,7 @@ class VllmPrefillInstance(PrefillInstance):
         return super()._fill(now_ns)
 
     def _make_room(self) -> None:
-        """Preempts partly computed prompts, the last one first, until the others have pages for the next step."""
+        """Preempts partly computed prompts, the latest first, until the other prompts have pages for the next step."""
         prompts = self._prompts
         while prompts.num_opening_pages(0) > self.num_available_pages:
             resting = [partial for partial in prompts.partials if not partial.is_in_forward]

@@ -26,8 +26,8 @@ _MEL_FRAMES_PER_TOKEN = 8
 
 
 def encoder_of(config: Config) -> dict[str, Any]:
-    """The image encoder of a model, as fields of VisionEncoder. Empty: there is none, or its `vision_config` lacks a
-    size, as in families whose encoders do not merge patches as Qwen's do.
+    """The image encoder of a model, as fields of VisionEncoder. Empty: the model has none, or its `vision_config` lacks
+    a size, as in families whose encoders do not merge patches as Qwen's do.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):

@@ -130,7 +130,9 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets the number of bf16 parameters such that all counted weights have as many bytes as the checkpoint's."""
+        """Sets the number of bf16 parameters such that all counted weights have as many bytes as in the checkpoint.
+        num_params: number of the checkpoint's parameters by data type.
+        """
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":
             others = sum(size * (DTYPE_BYTES[dtype] - own) for dtype, size in num_params.items())

@@ -118,8 +118,8 @@ def _latent(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def _compressed(config: Config, ratio: int) -> Iterator[tuple[str, int]]:
-    """Yields the modules of DeepSeek V4's attention (SGLang 0.5.23, models/deepseek_v4.py: MqaAttentionBase;
-    layers/attention/dsv4/compressor.py).
+    """Yields name and number of parameters of the modules of DeepSeek V4's attention, in a layer with this ratio of
+    tokens per latent (SGLang 0.5.23, models/deepseek_v4.py: MqaAttentionBase; layers/attention/dsv4/compressor.py).
     """
     hidden, heads, dim = config.hidden, config.heads, config.head_dim
     query, out = config.count("q_lora_rank"), config.count("o_lora_rank")

@@ -53,8 +53,8 @@ class Quantization:
 
     @property
     def kv_dtype(self) -> KvDtype | None:
-        """Type in which engines keep KV unless a setting says otherwise (SGLang 0.5.23,
-        mem_cache/kv_cache_dtype.py).
+        """Type in which engines keep KV unless a setting says otherwise (SGLang 0.5.23, mem_cache/kv_cache_dtype.py).
+        None: the checkpoint gives no type that engines use.
         """
         return "fp8" if self.kv is not None and self.kv.upper() == "FP8" else None
 
