@@ -75,9 +75,8 @@ class EncodeMedia:
 
     request_id: int
     part: int
-    """Number of this part among the parts of the request's media. Each encode instance gets at most one part of images,
-    and one of audio clips.
-    """
+    """Index of this part among the parts of the request's media. Each encode instance gets at most one part of images,
+    and one of audio clips."""
     items: tuple[MediaItem, ...]
     """Items of one modality, in the prompt's order."""
     language_id: str
@@ -116,7 +115,7 @@ class AskEmbeddings:
 
     request_id: int
     item: int
-    """Place of the item in the request's media."""
+    """Index of the item in the request's media."""
     language_id: str
 
 
@@ -232,7 +231,7 @@ class TransferUnit:
     first_token_ends: bool = False
     """True: the first token, which the last unit carries, is also the request's last token."""
     cell: int | None = None
-    """Number of the request's staging cell. None: the unit is not staged."""
+    """Index of the unit's staging cell among the request's cells. None: the unit is not staged."""
     after_layers: tuple[int, int] | None = None
     """Step id and layer group that must be computed before the unit is sent. None: the KV is computed already."""
 
@@ -581,7 +580,7 @@ class SaveChunks:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The instance's loop sleeps this many times before the step that it has just chosen."""
+    """The instance's loop sleeps num_sleeps times before the step that it has just chosen."""
 
     num_sleeps: int
 
@@ -769,7 +768,7 @@ class PrefillStep:
     """Number of tokens of running requests that the forward also computes."""
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips that the instance encodes before the forward. Only vLLM's instances choose them; SGLang's
-    servers encode what the chunks need. Beside vLLM's encode instances: items that the step loads."""
+    servers encode what the chunks need. With vLLM's encode instances: items whose embeddings the step loads."""
 
     @property
     def num_tokens(self) -> int:
@@ -811,10 +810,11 @@ class HiSparseStep(DecodeStep):
     num_filled_tokens: int
     """Number of tokens to copy to the GPU before the step, for requests in `joined` whose KV fits their buffers."""
     num_first_requests: int
-    """Number of requests in `joined` whose KV does not fit their buffers. All tokens that attention chooses are
-    missing."""
+    """Number of requests in `joined` whose KV does not fit their buffers. All tokens that attention chooses are missing
+    on the GPU."""
     num_long_requests: int
-    """Number of other requests whose KV does not fit their buffers. Some of the chosen tokens may be missing."""
+    """Number of requests that are not in `joined` and whose KV does not fit their buffers. Some of the tokens that
+    attention chooses may be missing on the GPU."""
     num_saved_tokens: int
     """Number of tokens to copy to host memory."""
 

@@ -100,7 +100,9 @@ class PrefillView(InstanceView, Protocol):
         """
 
     def num_waited_tokens(self, request: QueuedPrefill) -> int:
-        """Number of prompt tokens of all requests that forwards have taken since this request joined the queue."""
+        """Number of prompt tokens, of all requests together, that forwards have taken since this request joined the
+        queue.
+        """
 
 
 class SendingPrefill(Protocol):
@@ -278,9 +280,8 @@ class RoutingView(Protocol):
         """
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of tokens that this instance still has to compute for routed prompts.
-
-        Tokens that the router remembered when it sent a prompt do not count.
+        """Number of tokens of routed prompts that this instance still has to compute. Excludes tokens that the router
+        took as cached when it sent their prompt.
         """
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:

@@ -39,8 +39,8 @@ class VisionEncoder:
     window_patches: int = 0
     """Number of patches of a window."""
     max_image_tokens: int = 0
-    """Maximum number of prompt tokens of one image, by the image processor's limit of pixels. 0: unknown; then
-    vLLM's encoder cache has the tokens of a step."""
+    """Maximum number of prompt tokens of one image, by the image processor's limit of pixels. 0: unknown; vLLM's
+    encoder cache then has room for as many tokens as one step computes."""
 
     @property
     def patches_per_token(self) -> int:

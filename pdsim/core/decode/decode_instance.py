@@ -273,7 +273,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Adds pending host copies to the commands, before commands that let others overwrite the copied pages."""
+        """Adds pending host copies to the commands; later commands may let other requests overwrite their pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 

@@ -29,7 +29,7 @@ MODALITIES: tuple[Modality, ...] = get_args(Modality)
 class _Waiting:
     new: m.NewRequest
     missing: set[int]
-    """Parts whose embeddings have not arrived."""
+    """Indices of the request's parts whose embeddings have not arrived."""
 
 
 class EmbeddingReceiver:

@@ -22,7 +22,7 @@ from pdsim.dataclass import dataclass
 class _Waiting:
     new: m.NewRequest
     missing: set[int]
-    """Parts that are not encoded."""
+    """Indices of the request's parts that are not encoded."""
 
 
 class EncodingProxy:

@@ -37,7 +37,7 @@ class ChunkLookup:
     keys: list[int]
     """Keys of chunks in host memory, from the prompt's beginning."""
     read: list[int]
-    """Places in host memory of further chunks, which storage has read for this prompt."""
+    """Places (pages of its pool) in host memory of further chunks, which storage has read for this prompt."""
     is_over: bool = False
     is_dropped: bool = False
     """True: the prompt was withdrawn before its lookup ended."""

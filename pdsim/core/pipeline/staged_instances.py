@@ -57,7 +57,7 @@ class StagedAggregatedInstance(AggregatedInstance):
         num_stages: int,
         shares_turns: bool = False,
     ) -> None:
-        """shares_turns: as StagedDecodeInstance has it."""
+        """shares_turns: as in StagedDecodeInstance."""
         limits = replace(limits, overlap=False)  # arg_groups/overrides.py, 0.5.23, :1625
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, preemption_policy=preemption_policy)
         self.max_steps_in_flight = num_stages
