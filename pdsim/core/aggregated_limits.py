@@ -2,7 +2,7 @@
 
 from pdsim.core.decode.running_batch import Drafts, RunningRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
-from pdsim.core.messages import DecodeStep, Step, Wait
+from pdsim.core.messages import DecodeStep, MixedStep, Step, Wait
 from pdsim.dataclass import dataclass
 
 MAX_ESTIMATED_TOKENS = 4096
@@ -88,6 +88,6 @@ class ReceiveInterval:
         chosen step, in order. num_done: number of decode steps that have ended so far.
         """
         if not isinstance(step, DecodeStep):
-            self._start = num_done
+            self._start = num_done + isinstance(step, MixedStep)  # which num_done counts, too
             return 0
         return -(num_done - self._start + 1) % self._interval

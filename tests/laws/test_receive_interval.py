@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pdsim import simulate
 from pdsim.core.aggregated_limits import ReceiveInterval
-from pdsim.core.messages import DecodeStep, PrefillStep, StepResult, Wait
+from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, StepResult, Wait
 from pdsim.scenario.yaml_file import ConfigError
 from tests.support import request, small_aggregated
 from tests.unit.test_aggregated_instance import arrive, instance
@@ -34,10 +34,11 @@ def test_prompts_wait_for_every_nth_decode_step(interval, num_before):
     assert num_before + num_more == -(-(num_before + 1) // interval) * interval
 
 
-@given(st.integers(1, 9), st.lists(st.sampled_from(["decode", "prefill", "idle"]), max_size=40))
+@given(st.integers(1, 9), st.lists(st.sampled_from(["decode", "mixed", "prefill", "idle"]), max_size=40))
 def test_the_count_is_that_of_sglangs_loop(interval, kinds):
     """Beside a loop that adds each step's weight to a counter, as recv_skipper.py does. Idle loops receive at once."""
     steps = {"decode": DecodeStep(1, (), (), 1, 1, 1, 1), "prefill": PrefillStep(1, ()), "idle": Wait()}
+    steps["mixed"] = MixedStep(steps["prefill"], steps["decode"])
     receives, counter, num_done = ReceiveInterval(interval), 0, 0
     receives.num_held_steps(steps["idle"], 0)
     for kind in kinds:
@@ -45,7 +46,7 @@ def test_the_count_is_that_of_sglangs_loop(interval, kinds):
         is_received = counter >= interval
         counter = 0 if is_received else counter
         assert (receives.num_held_steps(steps[kind], num_done) == 0) == is_received
-        num_done += kind == "decode"
+        num_done += kind in ("decode", "mixed")
 
 
 @settings(max_examples=30)
