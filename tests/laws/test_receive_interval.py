@@ -73,3 +73,8 @@ def test_it_is_a_setting_of_sglang():
     fields = {"overlap": True, "scheduler_recv_interval": 2}
     with pytest.raises(ConfigError, match=r"scheduler_recv_interval is a setting of SGLang"):
         small_aggregated(request(0, 8, 2), engine="vllm", **{f"aggregated__{name}": fields[name] for name in fields})
+
+
+def test_an_interval_above_a_forwards_weight_is_refused():
+    with pytest.raises(ConfigError, match=r"scheduler_recv_interval.*1000"):
+        small_aggregated(request(0, 8, 2), aggregated__scheduler_recv_interval=1001)

@@ -396,9 +396,9 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     mixed_chunk: bool = False
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""
-    scheduler_recv_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
+    scheduler_recv_interval: int = Field(default=1, ge=1, le=1000)
     """N: while requests decode, the loop takes new requests behind every N-th step only (--scheduler-recv-interval).
-    """
+    A forward with prompts counts as 1000 steps (0.5.23, environ.py:675), and pdsim models no larger N."""
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
 
