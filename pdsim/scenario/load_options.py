@@ -41,7 +41,7 @@ class LoadOptions:
 
     @property
     def lengths(self) -> dict[str, Any]:
-        """The fields of a generated workload that set the lengths of prompts and outputs."""
+        """The fields of a generated workload that these options set: number and lengths of its requests."""
         num_requests = _NUM_REQUESTS if self.requests is None and self.rate is not None else self.requests
         given = {"num_requests": num_requests, "input_tokens": spread(self.isl), "output_tokens": spread(self.osl)}
         return {field: value for field, value in given.items() if value is not None}

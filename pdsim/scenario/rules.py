@@ -11,7 +11,7 @@ _DIVIDING_BACKENDS = {
     "sglang": (("mooncake", "nixl", "mori", "ascend"), "0.5.23, arg_groups/pd_disaggregation_hook.py:85"),
     "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
 }
-"""Attention backends with which decode GPUs can divide the KV of a request (dcp), with the source."""
+"""Transports with which decode GPUs can divide the KV of a request (dcp), by engine, with the source."""
 NOT_MODELLED = {
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
     "prefill.dcp": (

@@ -1,5 +1,5 @@
-"""Observes a server: sends probes until the time or the requests are used up, then a load, which can be simulated
-afterwards.
+"""Observes a server: sends probes until their share of the time or of the requests is used up, then a load with the
+rest. The load can be simulated afterwards.
 """
 
 import csv

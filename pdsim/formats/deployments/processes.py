@@ -46,7 +46,7 @@ class Process(Pods):
     words: Sequence[str]
     """The words of the command that follow the name of the program."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Files that the script itself writes: text by file name."""
+    """Files that the shell script with this command writes as here-documents: text by file name."""
 
 
 def read_processes(path: Path) -> list[Process]:

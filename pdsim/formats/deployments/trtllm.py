@@ -92,8 +92,8 @@ def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | N
 
 
 def of_orchestrator_file(config: Any, where: str) -> list[Process]:
-    """The servers that a file of `trtllm-serve disaggregated` describes together with their settings. Empty: the file
-    is no such file.
+    """The servers that a configuration file of `trtllm-serve disaggregated` describes, with their settings, and the
+    orchestrator itself. Empty: the file is of another kind.
     """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
