@@ -160,17 +160,17 @@ class Kernels:
         return RooflineModel(self.roofline(layout), layout, self._nccl(layout))
 
     def _nccl(self, layout: Layout) -> Nccl:
-        gpu, num_gpus = layout.gpu.name, kinds(layout)["all_reduce"]
+        gpu, kind = layout.gpu.name, kinds(layout)["all_reduce"]
 
-        def collective(operator: str, num_gpus: str = num_gpus) -> Collective:
-            found, within = reached(gpu, operator, num_gpus), spread(gpu, operator, num_gpus)
+        def collective(operator: str, kind: str = kind) -> Collective:
+            found, within = reached(gpu, operator, kind), spread(gpu, operator, kind)
             return Collective(
                 fixed_ns=1e3 * found.fixed_us * self._factor(within.fixed_us),
                 link_efficiency=found.memory / self._factor(within.memory),
             )
 
         large = collective("large_all_reduce")
-        if not layout.switches_reduce and int(num_gpus) > RING:
+        if not layout.switches_reduce and int(kind) > RING:
             ring = collective("large_all_reduce", str(RING))
             large = replace(large, link_efficiency=min(large.link_efficiency, ring.link_efficiency))
         return Nccl(large, collective("gather"))

@@ -368,7 +368,9 @@ class ModelSpec:
 
     @property
     def _num_wide_params(self) -> float:
-        """Number of parameters in bf16, if the other parameters are narrower."""
+        """Number of parameters that stay in bf16 although weight_dtype is narrower: embedding, output projection and
+        parts of the layers. 0 if weight_dtype is bf16.
+        """
         if self.weight_dtype == "bf16":
             return 0
         return self.vocab_size * self.hidden_size * (2 - self.tied_embeddings) + self._num_kept_params

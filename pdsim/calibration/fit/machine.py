@@ -80,7 +80,7 @@ def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float
 
 
 def _tokens_alone(measurements: Measurements) -> float:
-    """Number of prompt tokens of the requests whose stages were timed one after another."""
+    """Prompt length in tokens of the requests that ran one at a time (rows named admit), the longest if they differ."""
     return max(float(rows.columns["new_tokens"].max()) for rows in measurements.of("host") if rows.name == "admit")
 
 

@@ -62,8 +62,9 @@ Reader = Callable[[Read, Value], None]
 
 
 def difference(read: Read, first: Read) -> str:
-    """Says which options of a server are ignored, and which options are added to it, if the scenario has the fields of
-    `first`, the first server of its role, for all servers of the role. read: the server's own fields. Empty: none.
+    """A scenario gives all servers of a role the options of the first one. Says which options of another server are
+    therefore ignored, and which it gets in addition. read: options of that server. first: options of the first one.
+    Empty: neither.
     """
     own = {text.split()[0] for text in read.understood}
     lost = [text for text in read.understood if text not in first.understood]

@@ -21,6 +21,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.sim.uncertainty.noise import JITTERS, Band, bands, jittered
 
 GAIN = 0.1
+"""Share by which each resource is increased."""
 MEASURES = {
     "request_throughput": "throughput",
     "mean_ttft_ms": "TTFT mean",
@@ -66,7 +67,7 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
-    """Relative change of the metric if there is more of `resource`, or else of `most`."""
+    """Relative change of the metric if there is GAIN more of `resource`. No limiting resource: GAIN more of `most`."""
     relief: str
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""

@@ -1,4 +1,4 @@
-"""Finds that the first requests of a measured run met cold servers, by comparing the run with a simulation of the same
+"""Finds whether the first requests of a measured run met cold servers: compares the run with a simulation of the same
 requests.
 """
 

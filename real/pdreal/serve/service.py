@@ -210,9 +210,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended. None: the last token is missing, or the tokens so far do not tell whether more can
-        follow.
-        """
+        """Why the answer ended: stop or length. None: it has not ended, as far as its tokens show."""
         if self.matched is not None:
             return "stop"
         if len(self.tokens) >= self.sampling.max_tokens:

@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 Addresses = NDArray[np.int64]
 """Memory addresses, or lengths in bytes."""
 
-
-"""Engines, as scenarios name them."""
-
 Peer = TypeVar("Peer")
 
 
