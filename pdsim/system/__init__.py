@@ -1,1 +1,1 @@
-"""Models, GPUs, transfer engines, and the layout of a model on GPUs. Entries name the source of every number."""
+"""Models, GPUs, transfer engines, and layouts of models on GPUs. Catalog entries name the sources of their numbers."""

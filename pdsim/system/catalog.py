@@ -75,7 +75,8 @@ _lent: list[Path] = []
 """Folders with copies of entries that came from other machines or users."""
 _borrowed: dict[str, str] = {}
 _located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
-"""Files of catalog entries, with their modification times in ns. None: files are looked up at each use."""
+"""Path and modification time in ns of the file of each catalog entry that was looked up. Keys: kind and name of the
+entry. None: results of look-ups are not kept."""
 
 
 class CatalogError(ValueError):
@@ -87,7 +88,9 @@ class EntryError(ValueError):
 
 
 def own_folder() -> Path:
-    """Path of the user's own catalog folder, which all projects share."""
+    """Path of the catalog folder in the user's home: $XDG_CONFIG_HOME/pdsim, or ~/.config/pdsim. The folder need not
+    exist.
+    """
     home = os.environ.get("XDG_CONFIG_HOME")
     return (Path(home) if home else Path("~/.config").expanduser()) / "pdsim"
 
@@ -132,8 +135,8 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Adds a folder with copies of entries. Entries of the other folders go before these copies. Returns a note for
-    each copy that differs from another folder's entry of the same name.
+    """Adds a folder with copies of entries. If another catalog folder has an entry of the same name, that entry is
+    used, and the copy is not. Returns a note for each copy that differs from the entry that is used in its place.
     """
     if folder not in _lent:
         _lent.append(folder)
@@ -175,8 +178,8 @@ def borrow(entries: Mapping[str, str]) -> None:
 
 
 def write_entries(entries: Mapping[str, str], folder: Path) -> None:
-    """Writes entries into a catalog folder. Makes no folder if there are none. entries: texts by path within the
-    folder.
+    """Writes entries into a catalog folder, and makes missing folders. Without entries, no folder is made. entries:
+    texts by path within the folder.
     """
     for place, text in entries.items():
         write_whole(folder / place, text)
@@ -188,7 +191,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """Loads a model by its name. Raises CatalogError, as the other loaders do."""
+    """Loads a model by its name. Raises CatalogError if the catalog has no such entry, or if the entry is wrong."""
     entry: ModelSpec = _load("models", name)
     return entry
 
@@ -267,8 +270,9 @@ def hint(word: Any, among: Iterable[str]) -> str:
 def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
     """Makes an entry from a mapping of its fields.
 
-    given: further fields. path: prefix of field names in messages, with a dot. Raises EntryError. Required numbers must
-    be above 0; numbers with a default may be 0.
+    kind: the entry's dataclass. given: further fields, which `data` must not have. path: text before each field's name
+    in messages, ending with a dot. Raises EntryError if a field is missing, unknown or wrong. Required numbers must be
+    above 0; numbers with a default may be 0.
     """
     if not isinstance(data, Mapping):
         raise EntryError(f"{path.rstrip('.') or 'the file'}: expected a mapping of fields, found {data!r}")
@@ -292,8 +296,8 @@ def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
 
 
 def _value(kind: Any, value: Any, path: str) -> Any:
-    """Returns the value of a field. Raises EntryError if it has another type. A mapping becomes the dataclass that the
-    type asks for.
+    """Returns the value of a field. A mapping becomes the dataclass that the type asks for. kind: the field's type.
+    path: the field's name in messages. Raises EntryError if the value has another type.
     """
     options = [option for option in get_args(kind) if option is not NoneType]
     if NoneType in get_args(kind):

@@ -96,7 +96,8 @@ def _embeddings(model: ModelSpec) -> int:
 
 
 def _dense(model: ModelSpec) -> float:
-    """Mean number of parameters per layer that compute each token."""
+    """Mean number of parameters in a layer that a token is computed with: all but routed experts that are not chosen.
+    """
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 
 
@@ -106,8 +107,8 @@ def _projection(model: ModelSpec, num_inputs: int) -> int:
 
 
 def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
-    """Returns the model's layers without experts, embeddings and output projection. All layers attend to the whole
-    context.
+    """Returns num_layers layers with num_params parameters in all. They have the model's attention, but neither experts
+    nor linear attention, embeddings and output projection. Each token attends to the whole context.
     """
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):

@@ -95,7 +95,7 @@ class AudioEncoder:
     hidden_size: int
     intermediate_size: int
     positions_per_token: int = 1
-    """Number of positions that a prompt token pools."""
+    """Number of positions that are pooled into one prompt token."""
     padded_positions: int = 0
     """Each clip has at least this number of positions, because shorter clips are padded (Qwen2-Audio: 30 s; SGLang
     0.5.23, disaggregation/encoder/preprocessor.py:248)."""

@@ -42,9 +42,10 @@ class GroupedRouting:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta:
-    """Details of Qwen3.5: gated delta nets in all layers except every attention_interval-th, and its other differences
-    from Qwen3: gates on the outputs of attention, heads that are rotated in part, and norms whose weights are
-    differences from one.
+    """Details of Qwen3.5. All layers are gated delta nets, except that every attention_interval-th layer has attention.
+
+    Other differences from Qwen3: attention outputs have gates, RoPE rotates only part of a head, and norms multiply by
+    1 + weight.
     """
 
     num_key_heads: int

@@ -34,8 +34,8 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 RUNTIME_BYTES = 2e9
-"""Bytes of CUDA context, NCCL and workspaces, which lie within mem_fraction_static. With about 2 GB, pool sizes agree
-with published logs (Qwen3-32B on B200: 2.12 M tokens, 37 running)."""
+"""Bytes of CUDA context, NCCL and workspaces. They are part of the memory share mem_fraction_static. With about 2 GB,
+pool sizes agree with published logs (Qwen3-32B on B200: 2.12 M tokens, 37 running requests)."""
 
 
 Role = Literal["prefill", "decode", "aggregated"]
@@ -104,9 +104,10 @@ class Layout:
     """Library that sends tokens to whole experts of other GPUs. None: with dp > 1 over several NVLink domains deepep,
     else none."""
     sums_prompts: bool = True
-    """With moe_a2a_backend none, how a forward with prompts gives tokens to the experts of all ranks, and gets the
-    results. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an all-gather and a
-    reduce-scatter, as a decode step does (vLLM 0.33.0, distributed/device_communicators/all2all.py:55)."""
+    """How a forward with prompts gives tokens to the experts of all ranks, and gets the results. Used if
+    moe_a2a_backend is none. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an
+    all-gather and a reduce-scatter, as a decode step does (vLLM 0.33.0,
+    distributed/device_communicators/all2all.py:55)."""
     switches_reduce: bool = True
     """True: NVSwitches add up large messages of NCCL's all-reduces (NVLS). False: GPUs do, as SGLang chooses by default
     (0.5.23, entrypoints/engine.py:1909)."""
@@ -236,7 +237,9 @@ class Layout:
         return own + index // (self.dcp if self.dcp_rules.divides_index else 1) + drafts
 
     def token_bytes(self, engine: str) -> "TokenBytes":
-        """KV bytes of one token on one rank: in layers that keep all KV, and in layers that keep only a window's KV."""
+        """KV bytes of one token on one rank: in layers that keep all KV, and in layers that keep only a window's KV.
+        engine: sglang or vllm.
+        """
         attention = self.model.attention
         if not attention.num_window_layers or (engine == "sglang" and not attention.has_window_pool):
             return TokenBytes(self.kv_token_bytes, 0)
@@ -245,12 +248,13 @@ class Layout:
         return TokenBytes(self.kv_token_bytes - (0 if beside else window), window)
 
     def _mean_token_bytes(self, engine: str) -> float:
-        """Bytes of memory on one rank for each token of the pool, windows included. SGLang: the separate pool for
-        windows has a fixed share of the pool's tokens; pdsim lets no request wait for room in it.
+        """Bytes of memory that one rank needs for each token of the KV pool, including KV of layers with a window.
+        engine: sglang or vllm.
 
-        vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
-        max_admission_blocks_per_request): the mean per token of a request of max_context_tokens, whose windows also
-        hold the tokens of two forwards under way.
+        SGLang: layers with a window have a pool of their own, with a fixed share of the main pool's tokens. pdsim
+        assumes that this second pool is never full. vLLM (0.33.0, v1/core/kv_cache_utils.py,
+        get_max_concurrency_for_kv_cache_config; kv_cache_interface.py, max_admission_blocks_per_request): the mean over
+        the tokens of a request of max_context_tokens. Its windows also hold the tokens of two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
@@ -293,9 +297,7 @@ class Layout:
 
     @property
     def state_blocks(self) -> StateBlocks:
-        """How vLLM divides its pool of blocks between KV and states. Only for models with layers of linear
-        attention.
-        """
+        """How vLLM divides its pool of blocks between KV and states. The model must have layers of linear attention."""
         assert self.model.state is not None
         return state_blocks(self.num_kv_layers, self.model.state.num_layers)
 
@@ -320,7 +322,8 @@ class Layout:
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Number of tokens whose KV fits into memory, in whole pages.
+        """Number of tokens whose KV fits into memory, in whole pages. engine: sglang or vllm. states: as `rule` of the
+        method `states`.
 
         Raises LayoutError if weights and states leave no room.
         """
@@ -365,8 +368,9 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
 def default_mem_fraction(
     gpu: GpuSpec, num_gpus: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
 ) -> float:
-    """SGLang's default of mem_fraction_static. num_gpus: GPUs of a server. draft_tokens: tokens per request that a
-    decode step computes.
+    """SGLang's default of mem_fraction_static. num_gpus: GPUs of a server. chunk_tokens: tokens of a prefill chunk;
+    None: chunks are not limited. max_running: limit of running requests; None: not given. draft_tokens: tokens per
+    request that a decode step computes.
     """
     tier = memory_tier(gpu, num_gpus)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)

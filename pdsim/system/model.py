@@ -134,9 +134,8 @@ class LatentAttention:
     """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: a token
     attends to all."""
     compress_ratios: dict[int, int] | None = None
-    """Number of layers, by the number of tokens for which these layers store one latent (DeepSeek V4). None: every
-    layer stores a latent for each token.
-    """
+    """For layers that store one latent for several tokens (DeepSeek V4): number of layers (values) by number of tokens
+    per latent (keys). None: every layer stores a latent for each token."""
     num_window_layers: int = 0
     """Number of layers that keep the latents of the last kept_window_tokens tokens in addition to compressed latents
     (DeepSeek V4)."""
@@ -210,11 +209,11 @@ class Experts:
         return self.num_layers * self.num_experts * each
 
     def fraction_read(self, num_tokens: float, num_gpus: int = 1) -> float:
-        """Share of experts that at least one of num_tokens tokens uses, if routing is uniform. num_gpus: number of GPUs
-        that hold whole experts; the share is that of the GPU with the most used experts.
+        """Share of the experts on a GPU that at least one of num_tokens tokens uses, if routing is uniform. num_gpus:
+        number of GPUs that hold whole experts. With several GPUs, the result is for the GPU with the most used experts.
 
-        Used experts fall on GPUs like balls that are drawn without putting back. The largest of num_gpus numbers lies
-        as far above their mean as Blom's formula says for normal variables.
+        The number of used experts on a GPU is taken as normal, with the variance of drawing without replacement. Blom's
+        formula then gives the expected maximum over num_gpus GPUs.
         """
         unused: float = (1 - self.num_active / self.num_experts) ** num_tokens
         if num_gpus == 1 or unused == 1:
@@ -233,7 +232,8 @@ class RecurrentState:
     ssm_elements: int
     """Number of elements of one layer's recurrent state."""
     chunk_tokens: int = CHUNK_TOKENS
-    """Kernels leave a state after each multiple of this number of prompt tokens (config.json: mamba_chunk_size)."""
+    """Kernels write a request's state after each multiple of this number of prompt tokens (config.json:
+    mamba_chunk_size)."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
@@ -377,7 +377,7 @@ class ModelSpec:
 
     @property
     def _num_kept_params(self) -> float:
-        """Number of layers' parameters in bf16, if the other parameters are narrower."""
+        """Number of layers' parameters that stay in bf16 although weight_dtype is narrower. 0: none."""
         return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else self.num_params_in_bf16
 
     @property
@@ -387,13 +387,14 @@ class ModelSpec:
 
     @property
     def wide_bytes_read(self) -> float:
-        """Bytes of bf16 weights that every forward reads, if the other weights are narrower."""
+        """Bytes of bf16 weights that every forward reads although weight_dtype is narrower. 0 if weight_dtype is bf16.
+        """
         return DTYPE_BYTES["bf16"] * max(0, self._num_wide_params - self.num_embedding_params)
 
     @property
     def wide_flops_per_token(self) -> float:
-        """FLOPs per token of matrix products with bf16 weights, if the other weights are narrower. Does not include the
-        output projection, which a prompt needs for one token only.
+        """FLOPs per token of matrix products with the layers' weights that stay in bf16 although weight_dtype is
+        narrower. Does not include the output projection, which a prompt needs for one token only.
         """
         return 2 * self._num_kept_params
 

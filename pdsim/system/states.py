@@ -13,17 +13,17 @@ CACHED_SLOTS = 3
 """Number of slots per running request if the prefix cache keeps states."""
 
 CHUNK_TOKENS = 64
-"""Kernels leave a state after each multiple of this number of tokens (FLA_CHUNK_SIZE), unless the model's config gives
-another number."""
+"""Kernels write a request's state after each multiple of this number of tokens (FLA_CHUNK_SIZE), unless the model's
+config gives another number."""
 TRACK_TOKENS = 256
-"""Default number of output tokens between two states that decode steps leave (mamba_track_interval)."""
+"""Default number of tokens after which decode steps keep a further copy of a request's state (mamba_track_interval)."""
 
 StateStrategy = Literal["no_buffer", "extra_buffer"]
 
 
 def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bool) -> int:
-    """Number of slots per running request. With extra_buffer, this includes slots that decode steps write
-    alternately.
+    """Number of slots per running request. With extra_buffer, this includes slots that decode steps write alternately.
+    overlap: True: the scheduler prepares the next step while the GPU computes.
     """
     if not radix_cache:
         return 1
@@ -31,12 +31,15 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
 
 
 def grid_tokens(chunk_tokens: int, page_size: int) -> int:
-    """A prompt's state can be kept after each multiple of this number of tokens (mamba_checkpoint_grid)."""
+    """The prefix cache can keep a prompt's state after each multiple of this number of tokens (mamba_checkpoint_grid).
+    """
     return lcm(max(chunk_tokens, page_size), page_size)
 
 
 def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
-    """A state of outputs can be kept after each multiple of this number of tokens (mamba_track_grid)."""
+    """The prefix cache can keep a decoding request's state after each multiple of this number of tokens
+    (mamba_track_grid).
+    """
     return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 
 
@@ -59,8 +62,9 @@ class StateRule:
     cache."""
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
-        """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together. The
-        bytes include padding: one further slot, and the drafts of one further request.
+        """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together.
+        state_bytes: bytes of one state. The bytes include padding: one further slot, and the drafts of one further
+        request.
         """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running
@@ -80,9 +84,8 @@ KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
 latent KV.
 """
 _UNEVEN = 1.5
-"""If one kind of layers (attention or linear attention) has fewer layers than this number times those of the other
-kind, all layers of a kind share a block.
-"""
+"""A model has attention layers and linear-attention layers. If the larger number of layers is less than this factor
+times the smaller, blocks are made for the larger number, and otherwise for the smaller."""
 
 
 def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> int:

@@ -17,8 +17,8 @@ sends."""
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The links of a cluster. A path from a prefill instance to a decode instance is the way out of the first and the
-    way in to the second, for one prefill rank.
+    """The links of a cluster. A transfer from one instance to another crosses the sender's way out, then the receiver's
+    way in. Keys of ways_out and ways_in: names of instances. Keys of capacity: names of links.
     """
 
     capacity: Mapping[str, float]
@@ -60,8 +60,8 @@ class Transport:
     """With serial: time in ns for which one worker posts descriptors before the next worker posts. 0: a worker posts
     all its descriptors at once."""
     loop_turn_ns: int = 0
-    """With turn_ns: time in ns that the instance's loop takes after all workers have posted for turn_ns. A single
-    worker then also waits for the loop each time, and descriptor_ns includes this wait. 0: the loop takes no time."""
+    """Time in ns that the scheduler's loop runs after each worker has had one turn of turn_ns. While the loop runs, no
+    worker posts. descriptor_ns includes these waits of a single worker. 0: workers never wait for the loop."""
     slows_prefill: float = 0.0
     """Share of a transfer's duration by which the transfer prolongs forwards on the GPU that it reads."""
     coalesces: bool = True
@@ -78,13 +78,15 @@ class Transport:
 
     @property
     def moving_each_ns(self) -> float:
-        """Minimum time in ns for moving the bytes of one descriptor, because the last byte moves only after the last
-        descriptor is posted.
+        """Time in ns per descriptor during which descriptors are posted while bytes already move. Moving a batch's
+        bytes takes at least this time for each descriptor.
         """
         return self.overlap * self.descriptor_ns
 
     def loop_pace(self, num_posting: int) -> float:
-        """Speed of an instance's loop while num_posting workers post descriptors, as a share of its normal speed."""
+        """Speed of the scheduler's loop while num_posting workers post descriptors, as a share of its speed without
+        posting.
+        """
         return self.loop_turn_ns / (num_posting * self.turn_ns + self.loop_turn_ns) if self.loop_turn_ns else 1
 
     @property

@@ -58,8 +58,8 @@ def _latent(config: Config, layers: list[Layer], num_layers: int) -> dict[str, A
 
 
 def _indexer(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """Makes the fields of sparse attention. Layers that reuse an earlier layer's choice of tokens have no indexer
-    keys.
+    """Makes the fields of sparse attention in the section `attention`. Layers that reuse an earlier layer's choice of
+    tokens have no indexer keys.
     """
     num_indexers = sum(layer.mixer == "full" and layer.has_indexer for layer in layers)
     return {"sparse_tokens": config.count("index_topk"), "index_token_bytes": num_indexers * index_bytes(config)}
@@ -72,8 +72,8 @@ def index_bytes(config: Config) -> int:
 
 
 def _compressed(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """Makes the section of compressed attention. A latent of head_dim elements, which is both key and value, stands for
-    `ratio` tokens.
+    """Makes the section `attention` for layers that store one latent for several tokens (DeepSeek V4). A latent has
+    head_dim elements, and is both key and value. Layer.ratio gives the number of tokens per latent.
     """
     rope = config.count("qk_rope_head_dim")
     ratios = Counter(layer.ratio for layer in layers if layer.ratio)
@@ -114,8 +114,9 @@ def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 
 def _state_chunk(config: Config) -> int | None:
-    """Number of prompt tokens after which a kernel leaves a state. None: the config does not say. Only Nemotron-H's
-    field chunk_size means this; SGLang reads it for no other model (0.5.23, configs/nemotron_h.py:224).
+    """Number of tokens in a chunk of a linear-attention kernel, which writes the request's state at the end of each
+    chunk. None: the config does not say. Only Nemotron-H's field chunk_size means this; SGLang reads it for no other
+    model (0.5.23, configs/nemotron_h.py:224).
     """
     names = ["mamba_chunk_size", *(["chunk_size"] if config.family == "nemotron_h" else [])]
     found = [name for name in names if config.get(name) is not None]

@@ -55,16 +55,18 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "first_dense": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
     "mtp": ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers"),
 }
-"""Names that model families use for the same field."""
+"""Names of a field in the config files of different model families. Keys: names of the fields in this package."""
 
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
 _NOT_READ = re.compile(
     r"rwkv|lightning|lru_width|block_use_lowrank|retention|hyena|xlstm|^multi_query$|^new_decoder_architecture$|"
     r"^conv_L_cache$|^expert_retrieval_size$|^H_cycles$|^type_vocab_size$"
 )
-"""Pattern of field names that mark models with layers that modules.py and attention.py cannot count."""
+"""Pattern of field names that mark unsupported models: modules.py cannot count the parameters of their layers, or
+attention.py cannot count their KV."""
 _FAMILIES_NOT_READ = ("bert-generation", "doge", "jetmoe")
-"""Further model families, by model_type, with layers that modules.py and attention.py cannot count."""
+"""Further unsupported model families, by model_type: modules.py or attention.py cannot count their layers' parameters
+or KV."""
 MOST_LAYERS = 10_000
 
 

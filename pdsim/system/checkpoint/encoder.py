@@ -72,7 +72,9 @@ def audio_encoder_of(config: Config) -> dict[str, Any]:
 
 
 def _size(section: Mapping[str, Any], names: tuple[str, ...], where: str = "vision_config") -> Any:
-    """Value of the first of these fields that exists. None: none does. where: name of the section."""
+    """Value of the first of the fields `names` that `section` has. None: it has none of them. where: name of the
+    section in messages. Raises EntryError unless the value is a whole number from 1 on.
+    """
     value = next((section[name] for name in names if section.get(name) is not None), None)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise EntryError(f"{where}.{names[0]}: expected a whole number from 1 on, found {value!r}")

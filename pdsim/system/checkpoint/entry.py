@@ -95,7 +95,10 @@ def _experts(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 class _Types:
     """Data types of a checkpoint's weights: one for routed experts, one for all other weights. Also counts weights that
-    stay in bf16.
+    stay in bf16, and writes notes for the user.
+
+    quantized: None: no weights are quantised. modules: number of parameters by the module's name, without routed
+    experts. is_mixture: True: the model has routed experts.
     """
 
     def __init__(
@@ -130,8 +133,9 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets the number of bf16 parameters such that all counted weights have as many bytes as in the checkpoint.
-        num_params: number of the checkpoint's parameters by data type.
+        """Sets in_bf16. An entry has one type beside bf16, but a checkpoint can have several. The number of bf16
+        parameters is therefore chosen so that the entry's weights have as many bytes as the checkpoint's. num_params:
+        number of the checkpoint's parameters by data type, without routed experts.
         """
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":
@@ -217,7 +221,9 @@ _FEW = 0.01
 
 
 def _is_apart(module: str) -> bool:
-    """True for a module that is never counted, by its name: encoders, norms, and layers that predict further tokens."""
+    """True if the module is not counted among the entry's parameters: encoders, norms, biases, and layers that predict
+    further tokens. module: name in the checkpoint, which decides.
+    """
     return any(word in module for word in _APART)
 
 

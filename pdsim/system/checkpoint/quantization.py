@@ -120,10 +120,11 @@ def named_alike(name: str) -> str:
 
 
 def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Quantization | None:
-    """Reads config.json's quantization_config, or else ModelOpt's file next to it.
+    """Reads the data types of a quantised checkpoint. None: no module is quantised.
 
-    expert_dtype: config.json's field of this name (DeepSeek V4). None: no module is quantised. Raises EntryError if the
-    types cannot be expressed.
+    in_config: config.json's quantization_config. beside: content of ModelOpt's file next to config.json, which is read
+    if in_config is empty. expert_dtype: config.json's field of this name (DeepSeek V4). Raises EntryError if the types
+    cannot be expressed.
     """
     where, given = "quantization_config", in_config
     if not given and beside is not None:
@@ -150,8 +151,8 @@ def _group_size(given: Mapping[str, Any]) -> int:
 
 
 def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Returns the type of all modules without a type of their own, and the types of single modules by name or pattern.
-    where: path of these fields in messages. Raises EntryError if they are unknown.
+    """Returns (type of all modules without a type of their own, types of single modules by name or pattern). given: the
+    fields of a quantisation section. where: name of the section in messages. Raises EntryError for unknown types.
     """
     method = given.get("quant_method")
     if method == "compressed-tensors" or (
@@ -181,8 +182,8 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Reads types from the groups of compressed-tensors, and returns them as `_types` does. The targets of a group are
-    modules, patterns, or Linear for all modules.
+    """Reads the config_groups of compressed-tensors. Each group has one type and targets: names of modules, patterns,
+    or Linear for all modules. Arguments, result and errors are those of `_types`.
     """
     default: Dtype | None = None
     named: dict[str, Dtype] = {}
@@ -202,7 +203,9 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
 
 
 def _of_layers(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Returns the types, by name, of the modules that ModelOpt lists one by one."""
+    """Returns the types, by name, of the modules that ModelOpt lists one by one. Arguments and errors are those of
+    `_types`.
+    """
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):
         raise EntryError(f"{where}.quantized_layers: expected the modules of {_MIXED}, found {layers!r}")
@@ -241,7 +244,9 @@ def _left(given: Mapping[str, Any], where: str) -> Sequence[str]:
 
 
 def _kv(given: Mapping[str, Any], where: str) -> str | None:
-    """Returns the type of KV, by name or by number of bits. None: no type is given."""
+    """Returns the type of KV, as the quantisation section `given` names it or describes its bits. None: no type is
+    given. where: name of the section in messages. Raises EntryError if the type is no name.
+    """
     named, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if named is None and isinstance(scheme, Mapping):
         is_fp8 = (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
