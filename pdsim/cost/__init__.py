@@ -1,1 +1,3 @@
-"""Cost models: the durations of steps and copies. No other part of a simulation is modelled; the rest is executed."""
+"""Cost models: the durations of steps and copies. Only durations are modelled. Scheduling and memory management are
+not: the simulator runs the same code for them as real mode.
+"""

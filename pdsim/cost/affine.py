@@ -31,7 +31,10 @@ class AffineModel:
         return {**terms, "launches beyond that": max(0.0, self._least_ns(step) - sum(terms.values()))}
 
     def _work(self, step: PrefillStep) -> tuple[float, float, float, float, float]:
-        """Returns the terms of a forward's duration in ns, in the order of _WORK."""
+        """Returns the terms of a forward's duration in ns: base and tokens, attention, additional attention of chunks
+        that continue a prompt, gathering of their contexts, and prompts. Least times and the GPU's slowdown are not
+        included.
+        """
         settings, chunks = self._settings, step.chunks
         num_tokens, graph = step.num_tokens, self._graph_tokens(step.num_tokens)
         per_pair_ns = settings.prefill_graph_per_pair_ns if graph else settings.prefill_per_pair_ns

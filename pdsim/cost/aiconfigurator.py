@@ -106,7 +106,10 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
 
 @cache
 def _compiled(model: str, system: str, backend: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """Loads operator tables. Cached for all instances of a role, because loading takes seconds."""
+    """Loads operator tables. Cached for all instances of a role, because loading takes seconds. model, system, backend:
+    aiconfigurator's names of model, GPU and engine. options: further arguments of its EngineHandle.compile, by name.
+    Raises NoOperatorTablesError if aiconfigurator or a table is missing.
+    """
     try:
         module = importlib.import_module("aiconfigurator_core.sdk.engine")
     except ModuleNotFoundError:

@@ -7,8 +7,8 @@ from typing import Literal
 from pdsim.dataclass import dataclass
 
 SLEEP_NS = 10_000_000
-"""Time in ns for which vLLM's scheduler sleeps whenever it asks for a lookup of LMCache that has not ended (LMCache
-0.5.6, lmcache_async_lookup_client.py:125, 143, 183)."""
+"""vLLM's scheduler asks whether LMCache has found a prompt's pages. Each time that the lookup has not ended yet, the
+scheduler sleeps for this time in ns (LMCache 0.5.6, lmcache_async_lookup_client.py:125, 143, 183)."""
 
 
 @dataclass(frozen=True, kw_only=True)

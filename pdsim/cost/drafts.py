@@ -25,12 +25,12 @@ class DraftTimes:
     """Cost model of the draft's layers with the output projection."""
     num_steps: int
     num_rows: int
-    """Number of tokens per request in a forward that proposes tokens: branches of the draft tree, or the block of
-    DSPARK."""
+    """Number of tokens per request in a forward that proposes tokens: branches of the draft tree or, with DSPARK,
+    tokens of the proposed block."""
     num_verified: int
     computes_prompts: bool
     """True: the draft's layers also compute prompts. False: the draft proposes a block in one forward, from the
-    target's hidden states (DSPARK), whose projection to KV takes no time in this model."""
+    target's hidden states (DSPARK). The time of projecting these states to KV is not counted."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
 
     def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:
@@ -55,7 +55,9 @@ class DraftTimes:
         return extending.plus(projection).plus(proposing, self.num_steps - 1)
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
-        """Returns the time in ns that the draft's layers need for the prompts of a forward."""
+        """Returns the time in ns that the draft's layers need for the prompts of a forward that begins at start_ns. 0:
+        the draft does not compute prompts.
+        """
         return self.layers.prefill_ns(step, start_ns) if self.computes_prompts else 0
 
 

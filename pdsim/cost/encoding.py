@@ -28,7 +28,9 @@ class EncoderTimes:
         self._launch_ns = rates.prefill_layer_ns * encoder.num_layers
 
     def ns(self, item_tokens: Sequence[int]) -> int:
-        """Duration in ns of one forward over items with these numbers of tokens, at least 1. Without items: 0."""
+        """Duration in ns of one forward over several images or audio clips, at least 1. item_tokens: prompt tokens of
+        each image or clip; empty: the duration is 0.
+        """
         if not item_tokens:
             return 0
         matrices_ns = 1e9 * sum(map(self._encoder.matrix_flops, item_tokens)) / self._matrix_flops
@@ -47,7 +49,9 @@ class EmbeddingLoads:
         self._token_ns = 1e9 * embedding_bytes / bandwidth
 
     def ns(self, item_tokens: Sequence[int]) -> int:
-        """Duration in ns of loading items with these numbers of tokens."""
+        """Duration in ns of loading the embeddings of images or audio clips. item_tokens: prompt tokens of each image
+        or clip.
+        """
         return round(sum(item_tokens) * self._token_ns)
 
 
@@ -69,7 +73,9 @@ class EncodingStepTimes(StepTimes):
         return self.prefill_ns
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
-        """Duration in ns of a forward, including encoding its images and audio clips or loading their embeddings."""
+        """Duration in ns of a forward, including encoding its images and audio clips or loading their embeddings.
+        expert_tokens: number of tokens that experts compute; None: the step's own tokens.
+        """
         missing = step.media if self.own is None else self.own.to_encode(step)
         encoding_ns = sum(
             times.ns([item.num_tokens for item in missing if item.modality == modality])

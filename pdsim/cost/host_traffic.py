@@ -27,8 +27,10 @@ _BF16 = 2
 
 @dataclass(frozen=True)
 class HostMoves:
-    """Traffic through each GPU's NIC, for prefill forwards or for decode steps. Parameter `routed` of its methods:
-    num_tokens times the ratio of the busiest GPU's expert load to the mean load.
+    """Traffic through each GPU's NIC, for prefill forwards or for decode steps.
+
+    Parameters of its methods: num_tokens: tokens that the instance computes. routed: num_tokens times the ratio of the
+    busiest GPU's expert load to the mean load.
     """
 
     fixed_ns: float
@@ -47,21 +49,25 @@ class HostMoves:
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:
-        """Bytes that the NIC of the busiest GPU receives."""
+        """Bytes that the NIC of the busiest GPU receives. num_tokens, routed: see HostMoves."""
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns to send and receive all bytes on idle links, without the fixed time."""
+        """Time in ns to send and receive all bytes on idle links, without the fixed time. num_tokens, routed: see
+        HostMoves.
+        """
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 
     def ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns of all exchanges on idle links, including the fixed time."""
+        """Time in ns of all exchanges on idle links, including the fixed time. num_tokens, routed: see HostMoves."""
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 
 
 @dataclass(frozen=True)
 class HostTraffic:
-    """Traffic of one instance between the hosts of its server. Parameter `routed` of its methods: as in HostMoves."""
+    """Traffic of one instance between the hosts of its server. Parameters num_tokens and routed of its methods: see
+    HostMoves.
+    """
 
     prefill: HostMoves
     decode: HostMoves
@@ -71,14 +77,14 @@ class HostTraffic:
     """True: one half of a batch exchanges tokens while the other half computes (two-batch overlap)."""
 
     def prefill_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns that exchanges on idle links add to a forward. computing_ns: duration of the forward without
-        exchanges.
+        """Time in ns that exchanges on idle links add to a forward. num_tokens, routed: see HostMoves. computing_ns:
+        duration of the forward without exchanges.
         """
         return self._seen_ns(self.prefill.ns(num_tokens, routed), computing_ns)
 
     def decode_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns that exchanges on idle links add to a decode step. computing_ns: duration of the step without
-        exchanges and without reading KV.
+        """Time in ns that exchanges on idle links add to a decode step. num_tokens, routed: see HostMoves.
+        computing_ns: duration of the step without exchanges and without reading KV.
         """
         return self._seen_ns(self.decode.ns(num_tokens, routed), computing_ns)
 

@@ -25,13 +25,13 @@ _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products, which therefore reach a larger share of the operations than on other GPUs."""
 _COVERED = 0.5
-"""Share of measured GPUs whose value lies within the range that is given for an unmeasured GPU. The range for
-differences between servers is added to it."""
+"""The range for an unmeasured GPU is so wide that a range of this kind contains the values of this share of the
+measured GPUs. Differences between servers (KERNELS_SPREAD) widen the range further."""
 MOST_REDUCED = 8
 """Number of GPUs of the largest all-reduce that was measured."""
 RING = 4
-"""Number of GPUs whose share of NVLink also holds for large all-reduces among more GPUs, if the NVSwitches cannot add:
-4 and 8 A100s, whose switches cannot, reach the same 0.75."""
+"""If NVSwitches cannot add up messages, large all-reduces among more GPUs reach the share of NVLink bandwidth that was
+measured with this number of GPUs. 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
 WIDE_HEADS = 64
 """From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
 bytes."""
@@ -91,16 +91,19 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """Returns the measured kernel of this GPU, or the median of all measured GPUs if this GPU was not measured."""
+    """Returns the measured kernel of this GPU or, if this GPU was not measured, the medians over all measured GPUs.
+    kind: variant of the operator's kernel, such as a data type or a number of GPUs.
+    """
     own = _kernels().get((gpu, operator, kind))
     return own or Kernel(*(median(_of_others(gpu, operator, kind, column)) for column in Kernel._fields))
 
 
 def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str = "") -> list[float]:
-    """Returns an operator's values of a column (a field of Kernel) on other GPUs. left_out: generation of GPUs that do
-    not count.
+    """Returns one value for each GPU on which this kind of an operator was measured, in no order. column: the field of
+    Kernel that has the value. left_out: generation of GPUs that do not count.
 
-    Operations of matrix products: only GPUs that keep their clock as this GPU does count, if there are any.
+    Column compute of matrix products: if `gpu` keeps a high clock (_KEEP_CLOCK), only GPUs that also do so count, and
+    otherwise only the others. If there are no such GPUs, all count.
     """
     found = {
         other: getattr(kernel, column)
@@ -124,8 +127,8 @@ class Spread(NamedTuple):
 
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
-    """Returns the uncertainty of a kernel: 1 if this GPU was measured. Otherwise, the typical deviation of a GPU from
-    the median of GPUs of other generations.
+    """Returns the uncertainty of a kernel: factors of 1 if this GPU was measured. Otherwise, the typical deviation of a
+    GPU from the median of GPUs of other generations. kind: variant of the operator's kernel.
 
     The deviation is taken over all data types of an operator, because each data type has too few measured GPUs.
     """
@@ -170,9 +173,11 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, whole: bool, column: str) -> float:
-    """Returns the factor by which a GPU's value of a column differs from the median of GPUs of other generations, at
-    most, for the share _COVERED of GPUs. column: a field of Kernel. whole: True: counts kernels of experts that one GPU
-    holds completely; False: all other kernels.
+    """Returns a factor for the error of estimating a GPU's value by the median of GPUs of other generations. For the
+    share _COVERED of measured kernels, value and median differ by at most this factor.
+
+    column: the field of Kernel that has the value. whole: True: counts kernels of experts that one GPU holds
+    completely; False: all other kernels.
     """
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
@@ -314,7 +319,7 @@ def _origin(gpu: str, operator: str, kind: str) -> str:
 
 
 def is_blackwell(gpu: str) -> bool:
-    """True for the GPUs of servers of this generation."""
+    """True for B200, B300, GB200 and GB300. gpu: name in the catalog."""
     return _GENERATIONS.get(gpu) == "blackwell"
 
 

@@ -18,8 +18,8 @@ class DecodeLine(NamedTuple):
     per_context_token: int
     """Time of each context token. A token that several requests read counts once for each of them."""
     per_distinct_token: int
-    """Time of each distinct context token. A token that several requests share counts once or, with attention waves,
-    once per wave."""
+    """Time of each distinct context token. A token that several requests share counts once. If thread blocks of
+    attention run in several waves (AttentionWaves), the token counts once per wave."""
 
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))

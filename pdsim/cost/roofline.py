@@ -122,8 +122,9 @@ class RooflineModel:
         return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
 
     def _num_sharing(self, step: PrefillStep) -> int:
-        """Number of groups that share the tokens of a forward. 1: each group computes all tokens, because the forward
-        also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23, layers/cp/zigzag.py:109).
+        """Number of groups of GPUs that share the tokens of a forward by context parallelism. 1: each group computes
+        all tokens. This is so if the forward also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23,
+        layers/cp/zigzag.py:109).
         """
         if self._cp == 1 or step.num_decode_tokens:
             return 1
@@ -185,9 +186,11 @@ class RooflineModel:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _gathering_ns(self, step: PrefillStep, num_groups: int) -> float:
-        """Time in ns of a forward's gathers. With divided latent KV, the contexts are gathered. With other divided KV,
-        the queries of prompts with a context are gathered. Groups that share a forward gather keys, values and hidden
-        states.
+        """Time in ns in which a forward gathers data from other GPUs. num_groups: number of context-parallel groups
+        that share the forward's tokens. Several groups gather keys, values and hidden states.
+
+        With decode context parallelism, latent KV of contexts is gathered. For other KV, the queries of prompts with a
+        context are gathered.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens
@@ -211,7 +214,9 @@ class RooflineModel:
 
 
 def _activation_ns(settings: "Roofline", layout: Layout) -> float:
-    """Time in ns per token of the kernels between matrix products, in one group of GPUs."""
+    """Time in ns per token of the kernels between matrix products, if the token's work is shared by the tp GPUs of an
+    instance.
+    """
     bandwidth = _activation_bandwidth(settings, layout)
     return 1e9 * activation_bytes(layout.model, layout.tp) / bandwidth if bandwidth else 0.0
 
@@ -224,11 +229,11 @@ def _activation_bandwidth(settings: "Roofline", layout: Layout) -> float | None:
 
 def activation_bytes(spec: ModelSpec, tp: int) -> float:
     """Bytes of activations per token that kernels between matrix products read and write on one GPU of an instance, in
-    all layers. Attention, and all that belongs to routed experts, is not included.
+    all layers. Attention and all kernels of routed experts are not included.
 
-    Two norms read and write hidden state and residual, on each GPU, in bf16. The widths of products other than the
-    hidden size are divided among the GPUs: such a product's output is read, or its input written, by a rotation or an
-    activation function. With weights narrower than bf16, each product's input is read in bf16 and written in 1 byte.
+    In each layer, two norms read and write hidden state and residual in bf16, on every GPU. Rotation and activation
+    function read the outputs of matrix products or write their inputs. These are divided among tp GPUs. If weights are
+    narrower than bf16, each product's input is also read in bf16 and written in 1 byte per element.
     """
     hidden = spec.num_layers * spec.hidden_size
     widths = (spec.flops_per_token - spec.expert_flops_per_token) / 2 / spec.hidden_size
@@ -238,11 +243,11 @@ def activation_bytes(spec: ModelSpec, tp: int) -> float:
 
 
 def expert_activation_bytes(width: Any, intermediate_size: Any) -> Any:
-    """Bytes of bf16 activations that a GPU reads and writes for one token in one expert. Arguments: numbers of elements
-    of the expert's input and of the GPU's part of its intermediate state.
+    """Bytes of bf16 activations that a GPU reads and writes for one token in one expert. width: number of elements of
+    the expert's input. intermediate_size: number of elements of the GPU's part of the expert's inner width.
 
-    The input is gathered, the output written, and read again to be summed. Gate and up are written, read by the
-    activation function, and its result is written and read.
+    Three copies of `width` elements move: the input is gathered, and the output is written and read. Six copies of
+    `intermediate_size` elements move: gate, up and the activation's result are written and read.
     """
     return 2 * (3 * width + 6 * intermediate_size)
 

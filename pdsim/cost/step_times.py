@@ -43,7 +43,8 @@ class Graphs(NamedTuple):
     empty_row_kv: float = 0
     """Time of one empty row of a graph, divided by the time in which an occupied row reads its KV."""
     has_free_rows: bool = False
-    """True: empty rows of a graph take no time besides that of their KV, because they choose the same experts."""
+    """True: empty rows of a graph take no time besides that of their KV. This holds if all empty rows choose the same
+    experts, or if experts do not compute empty rows."""
 
     def size(self, num_requests: int) -> int | None:
         """Returns the smallest captured batch size that holds num_requests requests. None: no graph is large enough."""
@@ -74,8 +75,8 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
 
 
 def captured_by_vllm(max_running: int) -> list[int]:
-    """Returns the batch sizes that vLLM captures, without drafts (0.33.0, config/vllm.py:2463 and 2579). On Blackwell
-    vLLM captures up to 1,024, which needs more than 512 running requests.
+    """Returns the batch sizes that vLLM captures, without drafts: at most 512 and at most twice max_running (0.33.0,
+    config/vllm.py:2463 and 2579). On Blackwell, vLLM's limit is 1,024 instead of 512, which this function ignores.
     """
     return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= 2 * max_running]
 
@@ -86,7 +87,8 @@ class DecodeHostOverhead(NamedTuple):
     step_ns: float = 0
     request_ns: float = 0
     prefill_ns: float = 0
-    """Additional host time of a prefill forward in the same loop."""
+    """Additional host time in ns of each prefill forward, in an instance whose scheduler loop runs both prefill and
+    decode."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests
@@ -205,8 +207,8 @@ class StepTimes:
     swaps: SwapCosts | None = None
     """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU."""
     cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stalls in ns after a cold start. Keys: which decode step stalls, counted from 1 since the start over steps of
-    several requests."""
+    """Stalls of decode steps after a cold start, in ns. Keys: number of the step that stalls. Only steps with several
+    requests count; the first such step since the start has number 1."""
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Number of decode steps with several requests since the last start, for cold_start."""
     lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
@@ -240,7 +242,8 @@ class StepTimes:
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward over prompts and running requests, including reading the KV of running requests.
-        The caller makes one call per forward, in order.
+        The caller makes one call per forward, in order. expert_tokens: number of tokens that experts compute; None: the
+        step's own tokens.
         """
         decode = step.decode
         line = self.decode_line(decode.num_requests)
@@ -248,7 +251,7 @@ class StepTimes:
         return self.prefill_ns(step.prefill, start_ns, expert_tokens) + (kv >> FRACTION_BITS)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps with num_requests requests."""
+        """Durations of decode steps with num_requests requests, including drafting and host work."""
         line = self.lines.get(num_requests)
         if line is None:
             line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
@@ -378,8 +381,9 @@ class PipelineTimes:
     ) -> int:
         """Passes a forward through all stages. Returns the time in ns at which the forward leaves the last stage.
 
-        free_ns: times in ns at which each stage becomes free. The call updates them. loads: start and end in ns of
-        loads of cached KV. In this time each stage loads its own layers, and each layer waits for its part.
+        largest_ns: duration of the forward in the stage with most layers. free_ns: times in ns at which each stage
+        becomes free. The call updates them. loads: start and end in ns of loads of cached KV. During a load, each stage
+        loads KV of its own layers, and each layer waits for its KV.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, num_layers in enumerate(self.layers):

@@ -59,7 +59,8 @@ class SwapCosts:
     def _swap_ns(self, step: HiSparseStep, layer_ns: float) -> float:
         """Time in ns by which the kernels of all layers prolong a step. layer_ns: time of one layer's computation.
 
-        A layer that shares the index waits for what its copies take longer than the layer before it.
+        A layer with an indexer waits for its whole kernel. A layer that shares the index copies while the layer before
+        it computes, and waits only if copying takes longer than layer_ns.
         """
         missed = self.chosen_tokens * (step.num_first_requests + self.miss_rate * step.num_long_requests)
         late_ns = max(0.0, COPY_NS + COPY_TOKEN_NS * missed - layer_ns)

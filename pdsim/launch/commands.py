@@ -1,5 +1,5 @@
-"""What the launches of all engines have in common: commands, the places of servers on hosts, and rules on which fields
-a command can express.
+"""Parts that the launches of all engines share: commands, the places of servers on hosts, and rules on which fields a
+command can express.
 """
 
 import re
@@ -29,7 +29,7 @@ FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 
 class Place(NamedTuple):
-    """Where a server runs: its hosts, its first GPU there, and its number."""
+    """Where a server runs: addresses of its hosts, index of its first GPU on each host, and number of the server."""
 
     hosts: tuple[Expanded, ...]
     first_gpu: int
@@ -94,20 +94,23 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 
 @dataclass
 class Launch:
-    """Shell commands by what each of them starts, in the order in which a user runs them, and notes on fields that no
-    command expresses.
+    """Commands and notes with which a user starts a cluster.
+
+    commands: shell commands, in the order in which a user runs them. Keys: names of the started things, such as
+    prefill-0, gateway or load. notes: texts on fields that no command expresses.
     """
 
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """Text of YAML manifests, by file name. They stand in place of commands, or beside them."""
+    """Text of YAML manifests for Kubernetes, by file name. Depending on the engine, a user applies them instead of
+    commands, or in addition to commands."""
     hosts: set[str] = field(default_factory=set)
     """Names of variables that stand for addresses of hosts in the commands. The user must set them."""
 
     def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """Adds a shell command. what: says what the command starts. flags: as for `command_words`. environment:
-        variables of the command.
+        """Adds a shell command. what: name of the started thing, the key of `commands`. flags: as for `command_words`.
+        environment: variables of the command.
         """
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)
@@ -133,8 +136,8 @@ def thresholds(policy: CacheAware) -> dict[str, float]:
 
 
 def pace(client: Any) -> Flags:
-    """Options that set the request rate, or the number of requests in flight, of a load generator. Empty: only some
-    load generators can send such arrivals.
+    """Options with which a load generator sends requests at the client's rate, or keeps the client's number of requests
+    in flight. Empty: not every load generator has options for such a client. client: an open or a closed loop.
     """
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []
@@ -142,8 +145,9 @@ def pace(client: Any) -> Flags:
 
 
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
-    """Adds two commands: one exports the requests with their times as a trace, and one lets AIPerf send them (its
-    docs/cli_options.md).
+    """Adds two commands to `made`. The first exports the scenario's requests and their send times as a trace. The
+    second lets AIPerf send the trace (options: AIPerf's docs/cli_options.md). source, model: as pdsim.launch.ENGINES
+    says.
     """
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
     made.add("load", LOAD, replay_flags(scenario, model, f"http://{HOST}:{GATEWAY_PORT}", TRACE))
@@ -151,7 +155,7 @@ def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: s
 
 def replay_flags(scenario: Scenario, model: str, url: str, trace: str) -> Flags:
     """Options with which AIPerf sends a Mooncake trace. model: name of the model for the server. url: address of the
-    server. trace: the trace's file.
+    server. trace: path of the trace's file.
     """
     client = scenario.client
     if isinstance(client, ClosedLoop):
@@ -262,8 +266,9 @@ def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Le
 
 
 def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
-    """Notes on the servers, and on ignored fields. Raises ConfigError, which lists all fields that the engine cannot
-    express.
+    """A note on each role's servers, on warm-up requests, and on each ignored field. engine: name of the engine in
+    messages. rules: rules by field, which go before RULES. Raises ConfigError, which lists all fields that the engine
+    cannot express.
     """
     rules = {**RULES, **rules}
     refused: list[str] = []
@@ -298,7 +303,9 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 
 
 def _of_client(scenario: Scenario) -> list[str]:
-    """Notes on what load generators count and the simulation does not."""
+    """A note if the simulation leaves out warm-up requests, because load generators count these requests. Empty: it
+    leaves out none.
+    """
     count = warm_up_requests(scenario.client, len(requests_of(scenario)))
     if not count:
         return []
@@ -351,8 +358,9 @@ def weights(value: Any, scenario: Scenario) -> str | None:
 
 
 def kv_cache_dtype(scenario: Scenario, names: Mapping[str, str], bf16: str) -> str | None:
-    """Value of --kv-cache-dtype. names: the engine's names of KV types. bf16: the value for KV in bf16, because with
-    `auto` a checkpoint that names a KV type would use that type.
+    """Value of --kv-cache-dtype. None: the engine has no name for the scenario's KV type. names: the engine's names of
+    KV types. bf16: the value for KV in bf16 if the checkpoint names another KV type, because the engine would use that
+    type with `auto`.
     """
     is_other = scenario.kv_dtype == "bf16" and load_model(scenario.model).kv_dtype not in (None, "bf16")
     return bf16 if is_other else names.get(scenario.kv_dtype)

@@ -52,7 +52,8 @@ KV_SETTINGS = {
 }
 """Settings of the policy dynamo_kv, by the frontend's option for each."""
 WITHOUT_EVENTS = "no-router-kv-events"
-"""Option of a frontend that predicts what workers have cached. Without the option KV events tell."""
+"""Option of Dynamo's frontend. With this option, the frontend predicts which pages workers have cached. Without it,
+workers report their cached pages by KV events."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """First ports of KV events, which KV-aware routing needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
@@ -136,8 +137,8 @@ _POD = _At(graph.ANYWHERE, 0, 0)
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands that run the scenario with Dynamo and workers of SGLang. Raises ConfigError, which lists the fields that
-    neither can express.
+    """Commands that run the scenario with Dynamo and workers of SGLang. source, model: as pdsim.launch.ENGINES says.
+    Raises ConfigError, which lists the fields that the commands cannot express.
     """
     made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
     made.notes += [*sglang.left_to_the_operator(scenario), *sglang.store_note(scenario)]
@@ -161,8 +162,8 @@ def _sglang_flags(scenario: Scenario, role: str, model: str, settings: Flags, at
 
 
 def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands that run the scenario with Dynamo and workers of vLLM. Raises ConfigError, which lists the fields that
-    neither can express.
+    """Commands that run the scenario with Dynamo and workers of vLLM. source, model: as pdsim.launch.ENGINES says.
+    Raises ConfigError, which lists the fields that the commands cannot express.
     """
     made, at, _ = _begun(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]
@@ -202,7 +203,7 @@ def _of_transport(scenario: Scenario) -> list[str]:
 
 
 def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
-    """Adds the load's commands, and a DynamoGraphDeployment with the same frontend and workers."""
+    """Adds a manifest to `made`: a DynamoGraphDeployment with a frontend and these workers. engine: sglang or vllm."""
     frontend = command_words(FRONTEND, _frontend_flags(scenario, graph.ANYWHERE))
     made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
@@ -212,7 +213,10 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 
 
 def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
-    """A launch that has the frontend so far, the places of the servers, and the resolved scenario."""
+    """Returns (a launch with notes and the frontend's command, places of the servers by role, the scenario with all
+    defaults filled in). engine: name for messages. rules: rules by field. Raises ConfigError if the engine cannot
+    express a field.
+    """
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = _mode_name(scenario)
     if isinstance(scenario.router.prefill, SessionAffinity):
@@ -250,8 +254,8 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
-    """Options of a worker that let it publish KV events for KV-aware routing. switch: further settings that the engine
-    needs for it. Empty: the routing needs no events.
+    """Options with which a worker publishes KV events. Empty: the routing mode needs no events. number: the worker's
+    number in the cluster, which decides on its port. switch: further settings that the engine needs to publish.
     """
     if ROUTER_MODES[_mode_name(scenario)] != "kv":
         return []

@@ -17,8 +17,8 @@ from pdsim.scenario.sections.encoding import EncodeSettings
 BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
-"""Port at which encode instances of the first server register. All servers get their URLs, and use no registration.
-With vLLM: the first of the ports at which encode instances answer servers."""
+"""SGLang: bootstrap port for embeddings of the first server; each further server has the next port. vLLM: port at which
+servers ask the first encode instance for embeddings, numbered in the same way."""
 PROXY = "disagg_epd_proxy.py"
 
 
@@ -33,7 +33,7 @@ ENCODE_RULES: dict[str, Rule] = {
     "encode.transport": transfers,
     "workload.images": only_equal_images,
 }
-"""Rules of fields that --engine sglang expresses."""
+"""Rules of --engine sglang for the scenario's fields on encode instances and images."""
 
 
 def reads(value: str, scenario: Scenario) -> str | None:
@@ -54,13 +54,15 @@ VLLM_ENCODE_RULES: dict[str, Rule] = {
     "encode.transport": reads,
     "workload.images": only_equal_images,
 }
-"""Rules of fields that --engine vllm expresses."""
+"""Rules of --engine vllm for the scenario's fields on encode instances and images."""
 
 
 def add_encode_instances(
     made: Launch, program: Sequence[str], scenario: Scenario, at: Sequence[Place], model: str
 ) -> None:
-    """Adds a command for each encode instance. program: starts a server. at: where the encode instances run."""
+    """Adds a command to `made` for each encode instance of SGLang. program: words that start a server. at: where the
+    encode instances run. model: name or path of the model.
+    """
     if (encode := scenario.encode) is None:
         return
     variables: dict[str, object] = {"SGLANG_ENCODER_MAX_BATCH_SIZE": encode.max_batch_size}
@@ -80,7 +82,9 @@ def add_encode_instances(
 
 
 def language_flags(scenario: Scenario, role: str, place: Place, at: Mapping[str, list[Place]]) -> Flags:
-    """Flags of a server that waits for embeddings. Empty for decode servers, and without encode instances."""
+    """Flags of an SGLang server that waits for embeddings. Empty for decode servers, and without encode instances.
+    place: where this server runs. at: where all servers and encode instances run, by role.
+    """
     if scenario.encode is None or role == "decode":
         return []
     return [
@@ -96,7 +100,9 @@ def _backend(encode: EncodeSettings) -> str:
 
 
 def add_vllm_encode_instances(made: Launch, scenario: Scenario, at: Sequence[Place], model: str) -> None:
-    """Adds a command for each of vLLM's encode instances."""
+    """Adds a command to `made` for each of vLLM's encode instances. at: where the encode instances run. model: name or
+    path of the model.
+    """
     if (encode := scenario.encode) is None:
         return
     for index, place in enumerate(at):
@@ -125,7 +131,9 @@ def reader_settings(scenario: Scenario, role: str) -> tuple[Flags, dict[str, obj
 
 
 def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]]) -> None:
-    """Adds vLLM's proxy of encode instances, which takes the place of a router."""
+    """Adds the command of vLLM's proxy of encode instances, which takes the place of a router. at: where servers and
+    encode instances run, by role.
+    """
 
     def urls(role: str) -> Expanded:
         return Expanded(",".join(place.url for place in at[role]))
@@ -145,7 +153,7 @@ def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]
 
 
 def _reading(encode: EncodeSettings, role: str) -> str:
-    """The JSON of --ec-transfer-config."""
+    """The JSON of --ec-transfer-config. role: vLLM's ec_role, ec_producer or ec_consumer."""
     extra = {"ec_cpu_bytes": encode.cache, "ec_enable_nixl": True}
     found = {"ec_connector": "ECCPUConnector", "ec_role": role, "ec_connector_extra_config": extra}
     return json.dumps(found, separators=(",", ":"))

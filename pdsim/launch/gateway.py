@@ -46,7 +46,9 @@ for _role in ("router.prefill", "router.decode"):
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """Options of the gateway, with the URLs of the servers. Empty `at`: the gateway finds the servers itself."""
+    """Options of the gateway. made: the launch that gets notes. at: where the servers run, by role; empty: the gateway
+    finds the servers itself, and gets no URLs.
+    """
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router
     if scenario.aggregated is not None:

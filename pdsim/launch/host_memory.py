@@ -17,7 +17,9 @@ _FIRST_KVBM_PORT = 56001
 
 
 def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
-    """Settings of the connector to host memory. host_bytes: bytes of each GPU."""
+    """Settings of the connector to host memory. host_bytes: bytes of host memory for each GPU. storage: None: there is
+    no storage behind host memory.
+    """
     if servers.host_cache_connector == "kvbm":  # reads its size from the environment
         return {"kv_connector": KVBM, "kv_role": "kv_both", **_KVBM_MODULE}
     if servers.host_cache_connector == "lmcache":
@@ -28,7 +30,9 @@ def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings
 
 
 def _of_lmcache(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
-    """LMCache's settings. Its size is in GiB of a rank (0.5.6, v1/storage_backend/local_cpu_backend.py:403)."""
+    """LMCache's settings. The setting max_local_cpu_size is GiB of host memory for one rank (0.5.6,
+    v1/storage_backend/local_cpu_backend.py:403). host_bytes, storage: as for `connector`.
+    """
     found: dict[str, Any] = {
         "lmcache.max_local_cpu_size": host_bytes / 2**30,
         "lmcache.chunk_size": servers.host_cache_chunk_tokens,
@@ -41,10 +45,11 @@ def _of_lmcache(servers: ServerSettings, host_bytes: int, storage: StorageSettin
 
 
 def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[str, Any]]) -> dict[str, Any]:
-    """Settings of the connector that combines several: vLLM's MultiConnector or, with KVBM, PdConnector, whose first
-    connector must be KVBM's (kvbm 1.6.1, vllm_integration/connector/pd_connector.py:91).
+    """Settings of one connector that combines several connectors: vLLM's MultiConnector or, with KVBM, PdConnector,
+    whose first connector must be KVBM's (kvbm 1.6.1, vllm_integration/connector/pd_connector.py:91).
 
-    role: the server's kv_role. connectors: first the connector to the other role, then that to host memory.
+    role: the server's kv_role. connectors: settings of the connector to the other role, then of the connector to host
+    memory.
     """
     if _has_kvbm(servers):
         found = {"kv_connector": "PdConnector", "kv_role": role, **_KVBM_MODULE}
@@ -54,8 +59,8 @@ def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[s
 
 
 def kvbm_variables(servers: ServerSettings, place: Place | None = None) -> dict[str, object]:
-    """Environment variables of a server with KVBM: its host memory and, at a place, the ports of the server. Empty: the
-    server has no KVBM.
+    """Environment variables of a server with KVBM: size of its host memory, and ports. Empty: the server has no KVBM.
+    place: where the server runs; None: a pod of its own, in which KVBM's default ports are free.
     """
     if not _has_kvbm(servers):
         return {}

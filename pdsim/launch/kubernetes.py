@@ -63,8 +63,8 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 
 def replay_in_job(made: Launch, scenario: Scenario, model: str, trace: str) -> None:
-    """Replaces the commands that send the load by a Job in which AIPerf sends a trace. Does nothing if the trace is too
-    large for a ConfigMap.
+    """Replaces the commands that send the load by a Job in which AIPerf sends a trace. If the trace is too large for a
+    ConfigMap, adds a note instead. trace: text of the trace.
     """
     if len(trace.encode()) > manifests.MOST_TRACE_BYTES:
         made.notes.append(f"trace: {len(trace) / 1e6:.1f} MB, more than a ConfigMap holds")

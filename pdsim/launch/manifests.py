@@ -60,7 +60,9 @@ def job(app: str, container: Manifest, volumes: Sequence[Manifest] = ()) -> Mani
 
 
 def replay(app: str, words: Sequence[str], trace: str) -> str:
-    """Manifests of a ConfigMap with a trace, and of a Job in which AIPerf sends it. words: AIPerf's command."""
+    """Manifests of a ConfigMap with a trace, and of a Job in which AIPerf sends it. app: prefix of their names. words:
+    AIPerf's command. trace: text of the trace.
+    """
     kept = manifest("v1", "ConfigMap", f"{app}-load", labels(app, "load"), data={TRACE: trace})
     install = f'pip install aiperf=={AIPERF} && exec "$@"'
     container = {

@@ -95,9 +95,8 @@ TIMEOUTS = {
     "waiting_timeout": "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     "transfer_timeout": "MC_TRANSFER_TIMEOUT",
 }
-"""Environment variables for timeouts in s (SGLang 0.5.12, srt/environ.py; the last is Mooncake's), by the scenario's
-fields.
-"""
+"""Environment variables for timeouts in s, by the scenario's fields. MC_TRANSFER_TIMEOUT is Mooncake's; the other
+variables are SGLang's (0.5.12, srt/environ.py)."""
 
 
 def _policy(value: Any, scenario: Scenario) -> str | None:
@@ -111,8 +110,8 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
-    """Check of decode.allocation prefill_complete: names a setting that SGLang refuses beside it (0.5.23,
-    arg_groups/pd_disaggregation_hook.py:199). None: there is none.
+    """Check of decode.allocation. Names the settings that SGLang refuses in combination with prefill_complete (0.5.23,
+    arg_groups/pd_disaggregation_hook.py:199). None: the scenario has no such setting.
     """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None
@@ -172,8 +171,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. source, model: as ENGINES says.
-    Raises ConfigError, which lists the fields that SGLang cannot express.
+    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. source, model: as
+    pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES | ENCODE_RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
@@ -233,7 +232,7 @@ def _add_servers(made: Launch, scenario: Scenario, role: str, at: Mapping[str, l
 
 def _store(scenario: Scenario, at: Mapping[str, list[Place]]) -> dict[str, object]:
     """Environment variable with the address of memfabric's store, which the first prefill server opens (0.5.23,
-    managers/disagg_service.py).
+    managers/disagg_service.py). Empty: the transport needs no store. at: where the servers run, by role.
     """
     if not needs_store(scenario):
         return {}
@@ -245,13 +244,17 @@ def needs_store(scenario: Scenario) -> bool:
 
 
 def store_note(scenario: Scenario) -> list[str]:
-    """A note on the address of memfabric's store, for launches in which the user sets the addresses of servers."""
+    """A note on the address of memfabric's store, for launches in which the user sets the addresses of servers. Empty:
+    the transport needs no store.
+    """
     note = f"{STORE_URL}: set it to tcp://HOST:{STORE_PORT}, where HOST is that of a prefill server"
     return [note] if needs_store(scenario) else []
 
 
 def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:
-    """Options of a server's process on host number `rank` of its hosts. leader: address of the first host."""
+    """Options of one process of a server that spans num_hosts hosts. leader: address of the server's first host. rank:
+    index of the process's host among them, from 0.
+    """
     return [("dist-init-addr", Expanded(f"{leader}:{MEETING_PORT}")), ("nnodes", num_hosts), ("node-rank", rank)]
 
 

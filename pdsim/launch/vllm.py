@@ -137,7 +137,8 @@ SERVER_RULES: dict[str, Rule] = {
         ("free_pages", "reserve_decode_tokens"), "vLLM's decode admits by free blocks; the simulator"
     ),
 }
-"""What a launch does with each field of vLLM's servers. `own_ways` has notes on differences."""
+"""Rules of vLLM's servers, by the path of a scenario's field. A rule says whether commands express the field
+(pdsim.launch.commands.Rule). `own_ways` has notes on differences."""
 RULES: dict[str, Rule] = {
     **SERVER_RULES,
     **encoding.VLLM_ENCODE_RULES,
@@ -192,7 +193,7 @@ def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
 
 def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
     """Options of a server's process on one of its hosts. The first host answers requests (0.33.0, engine/arg_utils.py).
-    rank: number of this host.
+    rank: index of this host, from 0. settings: options that the processes on all hosts share.
     """
     listening: Flags = [("host", place.host), ("port", place.port)]
     if len(place.hosts) == 1:
@@ -303,7 +304,9 @@ def _all_to_all(scenario: Scenario, servers: ServerSettings) -> str | None:
 
 
 def transfer_config(scenario: Scenario, transport: str | None, role: str, servers: ServerSettings) -> str | None:
-    """The JSON of --kv-transfer-config. None: the server has no connector. transport: None: an aggregated server."""
+    """The JSON of --kv-transfer-config. None: the server has no connector. transport: None for an aggregated server.
+    role: vLLM's kv_role, such as kv_producer.
+    """
     found = [] if transport is None else [_transfer_connector(transport, role, servers)]
     if scenario.network.nixl_push and found:
         found[0]["kv_connector"] = NIXL_PUSH
@@ -336,7 +339,12 @@ def _hold_seconds(servers: ServerSettings) -> int | None:
 
 
 def environment(place: Place, host: Expanded, servers: ServerSettings, connector: str | None) -> dict[str, object]:
-    """Environment variables of a server's process on one of its hosts: its GPUs, and its address for the other role."""
+    """Environment variables of a server's process on one of its hosts: its GPUs, its side channel for NIXL, and
+    settings of other connectors.
+
+    host: address of this host. connector: nixl or mooncake, which sends KV to the other role; None: an aggregated
+    server.
+    """
     gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus // len(place.hosts)))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
     if connector == "nixl":
@@ -370,7 +378,9 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 
 
 def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
-    """Adds the command of `vllm bench serve`. If that cannot send the load: a trace that AIPerf sends."""
+    """Adds the command of `vllm bench serve`. If this command cannot send the load: adds commands with which AIPerf
+    sends a trace. source, model: as pdsim.launch.ENGINES says.
+    """
     requests, dataset = _dataset(scenario.workload, scenario.model)
     has_images = ("dataset-name", "random-mm") in dataset
     client = scenario.client

@@ -96,7 +96,8 @@ def _embeddings(model: ModelSpec) -> int:
 
 
 def _dense(model: ModelSpec) -> float:
-    """Mean number of parameters in a layer that a token is computed with: all but routed experts that are not chosen.
+    """Mean number of parameters per layer with which a token is computed. Of the routed experts, those that the token
+    uses count.
     """
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 

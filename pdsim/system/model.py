@@ -387,8 +387,7 @@ class ModelSpec:
 
     @property
     def wide_bytes_read(self) -> float:
-        """Bytes of bf16 weights that every forward reads although weight_dtype is narrower. 0 if weight_dtype is bf16.
-        """
+        """Bytes of bf16 weights that every forward reads, if weight_dtype is narrower. 0 if weight_dtype is bf16."""
         return DTYPE_BYTES["bf16"] * max(0, self._num_wide_params - self.num_embedding_params)
 
     @property

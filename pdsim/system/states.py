@@ -31,14 +31,15 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
 
 
 def grid_tokens(chunk_tokens: int, page_size: int) -> int:
-    """The prefix cache can keep a prompt's state after each multiple of this number of tokens (mamba_checkpoint_grid).
+    """The prefix cache can keep a prompt's state after each multiple of this number of tokens (mamba_checkpoint_grid of
+    SGLang 0.5.23).
     """
     return lcm(max(chunk_tokens, page_size), page_size)
 
 
 def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
     """The prefix cache can keep a decoding request's state after each multiple of this number of tokens
-    (mamba_track_grid).
+    (mamba_track_grid of SGLang 0.5.23).
     """
     return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 
