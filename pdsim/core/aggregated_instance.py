@@ -164,8 +164,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _tries_anew(self) -> bool:
-        """True if each step tries again to begin a prompt that lacked pages (SGLang resets batch_is_full if waiting
-        prompts may preempt).
+        """True if each step tries again to begin the prompt that lacked pages. This holds if prompts may preempt
+        running requests: SGLang then resets batch_is_full, its note that no prompt can begin.
         """
         return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 
@@ -242,11 +242,11 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return step
 
     def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
-        """Runs an iteration of SGLang's loop, and returns its step. None: this iteration has no step, but the next
-        iteration, which follows at once, may have one.
+        """Runs one iteration of SGLang's loop. Returns its step, or a Wait if the instance has no work, and adds its
+        messages to `commands`. None: the iteration chose nothing, and the caller runs the next iteration at once.
 
-        SGLang 0.5.12 spends one iteration on dropping a batch that has ended (managers/scheduler.py:2588, 2904), and
-        tries prompts in the next iteration.
+        SGLang 0.5.12 spends one iteration on dropping a batch whose requests have all ended
+        (managers/scheduler.py:2588, 2904), and tries prompts in the next iteration.
         """
         if not self.limits.overlap:
             self._look_at_arrived()
@@ -308,7 +308,10 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
-        """Number of further output tokens that these running requests are expected to produce."""
+        """Number of further output tokens that these running requests are expected to produce: new_token_ratio times
+        the rest of their maximum outputs. With EngineRules.expects_fixed_outputs, requests that ignore EOS count their
+        whole rest.
+        """
         ratio = self._ratio.at(self._num_steps)
         if not self.limits.rules.expects_fixed_outputs:
             return sum([request.num_growth_tokens * ratio for request in running])
@@ -320,8 +323,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._ends.allow(request, begun, num_free_tokens)
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
-        """Fills the next forward. It begins no prompt if an earlier try found too few pages or slots, or if all slots
-        are taken.
+        """Fills the next forward with prompts, and adds messages about preempted requests to `commands`. No prompt
+        begins if an earlier try found too few pages or slots, or if all slots are taken and prompts may not preempt.
         """
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         num_decode_tokens = len(self.running) if self.limits.mixed_chunk else 0
@@ -342,7 +345,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return forward
 
     def _requeue(self, request: AggregatedRequest, commands: list[m.Command]) -> None:
-        """Puts a request that lost its pages at the end of the queue, unless its client has aborted it."""
+        """Puts a request that lost its pages at the end of the queue, and adds messages about the retraction to
+        `commands`. Does nothing if the client has aborted the request.
+        """
         if request.is_aborted:
             return
         self._retracted[request.request_id] = request
@@ -359,7 +364,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self.limits.max_running_requests - self.num_active - len(self.batch.ended) - len(self._builder.begun)
 
     def _make_room(self, commands: list[m.Command]) -> None:
-        """Allocates the pages that the next step needs. Retracts requests if there are too few pages."""
+        """Allocates the pages that the next step needs. If there are too few pages, retracts requests, and adds
+        messages about these requests to `commands`.
+        """
         lacked = False
         for request in self.batch.make_room(self._preemption_policy, self):
             lacked = True
@@ -424,7 +431,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _on_token(self, request: AggregatedRequest, output: TokenSequence | None) -> list[m.Command]:
         """Handles the token that a request gets when its prompt is complete: the first token, or the next token after a
-        retraction.
+        retraction. output: all output tokens if this token is the request's last; None: the request goes on.
         """
         is_first = not request.num_output_tokens
         request.num_output_tokens += 1

@@ -1,4 +1,6 @@
-"""Limits of an aggregated instance, when its loop takes new requests, and the state of a request in it."""
+"""Limits of an aggregated instance, the data of a request in the instance, and the interval at which the instance takes
+new requests.
+"""
 
 from pdsim.core.decode.running_batch import Drafts, RunningRequest
 from pdsim.core.engine_rules import SGLANG_0_5_23, EngineRules
@@ -20,14 +22,15 @@ class AggregatedLimits:
     max_prefill_tokens: int
     """Maximum uncached tokens of one forward. The first prompt of a batch may exceed the limit."""
     schedule_conservativeness: float = 1.0
-    """Factor on the expected output of running requests (--schedule-conservativeness). Above 1, the instance begins
-    fewer requests beside running ones."""
+    """Factor on the number of output tokens that running requests are expected to produce
+    (--schedule-conservativeness). Above 1, the instance reserves more tokens for running requests, and begins fewer new
+    requests."""
     overlap: bool = True
     """True: the instance chooses a step while the previous step runs (SGLang's overlap schedule). Messages that arrive
     during a step wait for one more step. A driver that itself chooses steps early must set False."""
     drafts: Drafts | None = None
-    """Number of draft tokens per request and step. None: no speculative decoding; each step gives each request one
-    token."""
+    """Numbers of tokens per request in a speculative step. None: no speculative decoding; each step gives each request
+    one token."""
     wave_requests: float | None = None
     """Number of requests whose attention runs at the same time and therefore reads shared KV once. None: all requests
     of the batch."""

@@ -68,10 +68,15 @@ class Role:
     """The servers of one role, as a scaling policy sees them."""
 
     num_servers: int
+    """Number of servers that serve in the role, start in it, or drain in order to change to it."""
     num_requests: int = 0
+    """Number of unfinished requests of the serving and draining servers."""
     num_queued: int = 0
+    """Number of requests that wait in the queues of the serving and draining servers."""
     page_use: float = 0.0
+    """Mean share of pages that requests hold, over the serving and draining servers."""
     num_serving: int = 0
+    """Number of serving and draining servers."""
 
 
 class Autoscaler:

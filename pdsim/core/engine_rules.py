@@ -50,7 +50,8 @@ class EngineRules:
     """True: a retraction sorts the batch by number of output tokens, highest first; equal requests are sorted by prompt
     length, shortest first."""
     masks_empty_rows: bool = True
-    """True: whole experts do not compute empty rows of a CUDA graph. False: on Blackwell they do."""
+    """A CUDA graph may have more rows than the batch has tokens. True: if each GPU holds whole experts (expert
+    parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell."""
     caches_unseen: bool = False
     """True: the prefix cache takes outputs as soon as they fill a page, so that a request that lost its pages finds
     these outputs again."""

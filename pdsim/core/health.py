@@ -41,8 +41,8 @@ class HealthMonitor:
         return self._tell(instance_id, down) if has_restarted else []
 
     def _down(self, instance_id: str, num_beats: int, now_ns: int, *, has_restarted: bool = False) -> PeerDown:
-        """Returns the message that an instance has failed. num_beats: number of heartbeats from its last answer to this
-        one.
+        """Returns the message that an instance has failed. num_beats: number of heartbeats from the last answered
+        heartbeat to the present one.
         """
         return PeerDown(instance_id, has_restarted, max(0, now_ns - num_beats * self._interval_ns))
 

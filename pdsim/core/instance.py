@@ -68,7 +68,7 @@ class Request:
 
     @property
     def num_asked_tokens(self) -> int:
-        """Maximum output in tokens that the instance knows for the request."""
+        """Maximum number of output tokens that the request may get on this instance. On prefill: 1, the first token."""
         return 1
 
     @property
@@ -155,15 +155,16 @@ def instance_loop(
     pauses: bool = False,
 ) -> Generator[Step | Wait | Pause, Result | None, None]:
     """The control loop of an instance: takes messages, yields the next step, and handles the result of the oldest step
-    under way.
+    under way. drain: removes and returns the messages that have arrived. carry_out: executes commands. clock: tells the
+    time.
 
-    The driver starts each yielded step behind the steps under way, and sends a result or None. The driver sends the
-    result of the oldest step when that step is done, if the instance allows no further step under way, or if the loop
-    yielded a Wait. The driver sends None if another step may begin, or if a Wait ended because a message came or its
-    time was reached.
+    The driver starts each yielded step behind the steps under way. It answers None if the instance allows a further
+    step under way. Otherwise, or if the loop yields a Wait while steps are under way, it answers with the result of the
+    oldest step, when this step is done. If no step is under way, it answers a Wait with None, when a message comes or
+    the Wait's time is reached.
 
     If several steps may be under way, the next step starts before the result of the first is handled, so that the
-    executor never idles. The driver continues only when all messages due at that instant are delivered. With `pauses`
+    executor never idles. The driver continues only when all messages due at that instant are delivered. pauses: True:
     the loop also yields a Pause after the commands that follow a result, for a driver that models host time.
     """
     begun: deque[Step] = deque()

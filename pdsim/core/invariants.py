@@ -125,8 +125,8 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
 
 
 def _check_buffers(cache: HiSparseCache, leases: Sequence[Lease]) -> None:
-    """Checks the GPU pages of requests whose KV is in host memory: none before the KV has arrived, then as many as the
-    KV has pages, or a whole buffer.
+    """Checks the number of GPU pages of each request whose KV is in host memory. Before the KV has arrived: none.
+    Afterwards: as many as the KV has pages, or a whole buffer. Raises InvariantError.
     """
     buffers, num_held = cache.buffers, 0
     for lease in leases:
@@ -157,7 +157,9 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
-    """Checks the GPU's tree nodes that have a copy in host memory, and the host's tree."""
+    """Checks host memory: pages have one owner, locks and tokens of its tree agree, and each of the GPU's tree `nodes`
+    that is linked to a host node ends at the same token. prefetcher: holds further host pages. Raises InvariantError.
+    """
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))
     held = [page for pages in host.retracted.values() for page in pages]
@@ -191,7 +193,9 @@ def _check_kvbm(host: KvbmCache) -> None:
 
 
 def _check_tree(tree: RadixCache, nodes: list[Node], locked: Iterable[Node | None], *, has_gaps: bool = False) -> None:
-    """Checks the radix tree. locked: last node of each locked path. has_gaps: locked nodes may lack pages."""
+    """Checks locks, tokens and page counts of a radix tree. nodes: all nodes except the root. locked: last node of each
+    locked path. has_gaps: True: locked nodes may lack pages. Raises InvariantError.
+    """
     locks = Counter(id(node) for end in locked for node in path_to(end))
     for node in nodes:
         _require(node.locks == locks[id(node)], "TREE-2", "locks", node.locks, (node.start, node.stop))

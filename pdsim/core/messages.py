@@ -57,11 +57,12 @@ class NewRequest:
     priority: int = 0
     ignores_eos: bool = False
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips of the prompt that encode instances or vLLM's servers are to encode. Empty: there are
-    none, all embeddings have arrived, or an SGLang server encodes them itself.
-    """
+    """Images and audio clips of the prompt that encode instances or a vLLM server must encode, or whose embeddings a
+    vLLM server must read. Empty: the prompt has none, all embeddings have arrived, or an SGLang server encodes them
+    itself."""
     encode_ids: tuple[str, ...] = ()
-    """With vLLM: encode instance that has encoded each item of `media`. Empty: none has."""
+    """For each item of `media`: vLLM's encode instance that has encoded it. Empty: no encode instance has encoded an
+    item."""
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -93,8 +94,9 @@ class EncodeMedia:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingsArrived:
-    """Transport to language server: the embeddings of this part have arrived on all its ranks. With vLLM: those of one
-    item have arrived in its host memory, and `part` is the item's place in the request's media.
+    """Transport to language server: the embeddings of this part have arrived on all ranks of the server. With vLLM: the
+    embeddings of one item have arrived in the server's host memory, and `part` is the item's index in the request's
+    media.
     """
 
     request_id: int
@@ -145,7 +147,9 @@ class PromptComputed:
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """Transport to decode: all KV and the first token of a request have arrived."""
+    """Transport to decode: all KV and the first token of a request have arrived. first_token_ends: True: the first
+    token is also the last token.
+    """
 
     request_id: int
     first_token_ends: bool
@@ -153,7 +157,9 @@ class KvArrived:
 
 @dataclass(frozen=True, slots=True)
 class KvOffered:
-    """Decode to prefill: a request has ended, and decode offers cached KV of its prompt and output."""
+    """Decode to prefill: a request has ended, and decode offers cached KV of its prompt and output: the first
+    num_tokens tokens of `sequence`.
+    """
 
     request_id: int
     decode_id: str
@@ -216,7 +222,8 @@ class TransferUnit:
     """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units of these two
     instances.
 
-    source_pages and target_pages are page ids. num_bytes and num_descriptors count one pair of ranks.
+    source_pages and target_pages are page ids. num_bytes and num_descriptors are those of one pair of a prefill rank
+    and a decode rank. planned_ns: time in ns at which prefill planned the unit. is_last: True: the prompt's last unit.
     """
 
     request_id: int
@@ -493,8 +500,8 @@ class Retracted:
 
 @dataclass(frozen=True, slots=True)
 class AskOutput:
-    """Asks the driver, before the next step, for the first output tokens of a request. The prefix cache needs the
-    tokens.
+    """Asks the driver, before the next step, for the first num_tokens output tokens of a request. The prefix cache
+    needs the tokens.
     """
 
     instance_id: str
@@ -580,7 +587,7 @@ class SaveChunks:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The instance's loop sleeps num_sleeps times before the step that it has just chosen."""
+    """The instance's loop sleeps num_sleeps times, 10 ms each, before the step that it has just chosen."""
 
     num_sleeps: int
 
@@ -688,7 +695,7 @@ class Tell:
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
     """Start the transfer of this unit. A queue is free, and the unit's layers are computed. KV of a staged unit is
-    gathered first.
+    gathered first. staging_offset_bytes: place of the unit's span in the staging ring; None: the unit is not staged.
     """
 
     unit: TransferUnit
@@ -715,8 +722,8 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class SendEmbeddings:
-    """Send the embeddings of a part to each rank of a language server. With vLLM: read those of an item into a server's
-    host memory; `part` is the item's place in the request's media.
+    """Send the embeddings of a part from an encode instance to each rank of a language server. With vLLM: copy the
+    embeddings of one item into the server's host memory; `part` is the item's index in the request's media.
     """
 
     request_id: int
@@ -724,7 +731,7 @@ class SendEmbeddings:
     source: str
     target: str
     num_bytes: int
-    """Bytes that each rank of the target gets, or its host memory."""
+    """Bytes that each rank of the target gets. With vLLM: bytes that the target's host memory gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -754,8 +761,8 @@ class PrefillChunk:
 
     @property
     def num_pairs(self) -> float:
-        """Number of pairs of a new token and a token that it attends to: all context tokens, and on average half of the
-        chunk.
+        """Number of pairs of a new token and a token that it attends to. Each new token attends to all context tokens,
+        and on average to half of the chunk's tokens.
         """
         return self.num_tokens * (self.num_context_tokens + self.num_tokens / 2)
 

@@ -183,8 +183,9 @@ class UnseenOutput:
         return ("unseen", self._request_id, start)
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens from `start` here and from other_start in the other sequence. The pages at these two
-        places must be equal. Two sequences with unseen outputs then count as equal up to the end of the shorter one.
+        """Number of equal tokens from `start` in this sequence and from other_start in `other`. The caller has checked
+        that the pages that begin there have equal keys. If both sequences have unseen outputs, they count as equal up
+        to the end of the shorter one.
         """
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)

@@ -43,7 +43,10 @@ def decode_request(new: NewRequest) -> DecodeRequest:
 
 
 class AdmissionQueue:
-    """Requests that wait for pages of one decode instance."""
+    """Requests that wait for pages of one decode instance.
+
+    grants_computed_only: True: a request joins the queue only when prefill has computed its prompt.
+    """
 
     def __init__(
         self,
@@ -131,7 +134,8 @@ class AdmissionQueue:
         """Admits and returns the first queued request if the pool has enough pages for it. None: no request was
         admitted, even if a later request would fit.
 
-        num_slots: maximum number of active requests. num_buffers: number of free metadata buffers.
+        view: the decode instance, as the policy sees it. num_slots: maximum number of requests that are in transfer,
+        ready or running. num_buffers: number of free metadata buffers; each transfer takes one.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:
@@ -161,6 +165,9 @@ class AdmissionQueue:
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
         """Resumes and returns the first retracted request if the pool has pages for all its KV. None: no request was
         resumed. A resumed request does not use the prefix cache.
+
+        view: the decode instance, as the policy sees it. num_slots: maximum number of requests that are in transfer,
+        ready or running.
         """
         self.ask_again_steps = FOREVER
         if not self.retracted or view.num_active >= num_slots or not self._cache.makes_room_for_states():
@@ -254,8 +261,8 @@ class Releases:
         return self._deadlines.add(request.request_id, now_ns)
 
     def give_back(self, request_id: int) -> bool:
-        """Frees a failed request's pages, which no sender and no scatter writes into any more. Returns False if the
-        request held no pages.
+        """Frees the pages of a failed request. The caller knows that neither a sender nor a copy from the staging ring
+        writes into these pages any more. Returns False if the request held no pages.
         """
         request = self.held.pop(request_id, None)
         if request is None:
@@ -273,8 +280,9 @@ class Releases:
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:
-        """Stops waiting for a request's sender. With staging, asks the receiver to report when its scatters have
-        ended.
+        """Stops waiting for the answer of a request's sender, and frees the request's pages. With staging, keeps the
+        pages and returns a message that asks the receiver to report when no copy from the ring writes into these pages
+        any more.
         """
         if self._staged:
             abort = Abort(request_id, "nobody writes any more", retryable=True)
@@ -286,9 +294,9 @@ class Releases:
 class ReadyQueue:
     """Requests of a decode instance that wait for a place in the batch. Their KV is complete.
 
-    Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch; requests of equal priority
-    leave in the order in which they became ready. A resumed request keeps its first rank in this order, or gets a new
-    rank at its retraction (EngineRules.keeps_ranks).
+    Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch. Requests of equal priority
+    leave by rank, in the order in which they first became ready. keeps_ranks: True: a retracted request keeps its rank.
+    False: a retraction gives it a new rank behind all others (EngineRules.keeps_ranks).
     """
 
     def __init__(self, *, keeps_ranks: bool) -> None:

@@ -30,7 +30,10 @@ class AskedOutputs(Generic[RequestT]):
         return [AskOutput(self._instance_id, request.request_id, request.num_output_tokens)]
 
     def close(self, request: RequestT) -> list[Command]:
-        """Puts the KV of an aborted request into the prefix cache as soon as the driver sends its output tokens."""
+        """Puts the KV of an aborted request into the prefix cache as soon as the driver sends its output tokens, and
+        returns the command that asks for these tokens. Without a prefix cache, frees the pages at once and returns no
+        command.
+        """
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
             return []

@@ -132,7 +132,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Resumes, admits, sees arrived KV, merges and makes room, in SGLang's order. Returns step and commands."""
+        """Updates queue and batch in the order of SGLang's loop. Returns the next step or a Wait, and commands."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:
@@ -143,7 +143,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs one iteration of SGLang's loop, and returns its step. None: the next iteration may have a step."""
+        """Runs one iteration of SGLang's loop, and adds its commands to `commands`. None: the caller calls again."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
@@ -156,7 +156,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return None if changed else _WAIT
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Updates queue and batch. Returns the decode steps until the next update, and whether the batch changed."""
+        """Updates queue and batch. Returns (number of steps until the next update, whether the batch changed)."""
         has_unseen = bool(self._releases.unseen)
         ask_again_steps = self._take_in(commands)
         changed = has_unseen and not self._releases.unseen
@@ -226,7 +226,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     # Admission.
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Resumes and admits requests. Returns the decode steps until the next try, if no message arrives earlier."""
+        """Resumes and admits requests. Returns the number of steps until the next call, if no message comes first."""
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:
@@ -273,7 +273,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Adds pending host copies to the commands; later commands may let other requests overwrite their pages."""
+        """Adds pending copies to host memory to `commands`, before commands by which other requests get the pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 
@@ -284,7 +284,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _num_places(self) -> int:
-        """Number of places in the batch. A request that has just ended still takes a place."""
+        """Maximum number of running requests. Requests that have just ended still take places until the next step."""
         return self.limits.max_running_requests - len(self.batch.ended)
 
     # Giving up.
@@ -332,7 +332,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fails requests that a dead prefill instance has not sent; until it restarts, also those that still come."""
+        """Fails the requests whose KV a dead prefill instance has not sent, and its later ones until it is up again."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]
@@ -376,7 +376,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._arrived.remove(request_id)
 
     def _merge(self, commands: list[m.Command]) -> bool:
-        """Moves ready requests into the batch. Returns True if requests joined: the queue may then have room."""
+        """Moves ready requests into the batch, and adds FirstToken to `commands`. Returns True if a request moved."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
         for request in taken:  # all are cached before one of them ends
             self._cache_arrived(request)

@@ -28,8 +28,8 @@ class DecodeLimits:
     """True: KV of retracted requests is stored in pages of the host cache (--disaggregation-decode-retraction-backup
     host_pool)."""
     drafts: Drafts | None = None
-    """Numbers of draft tokens per request and step. None: no speculative decoding; each step gives each request one
-    token."""
+    """Numbers of tokens per request in a speculative step. None: no speculative decoding; each step gives each request
+    one token."""
     wave_requests: float | None = None
     """Number of requests whose attention runs at the same time and therefore reads shared KV once. None: all requests
     of the batch."""

@@ -55,8 +55,10 @@ class HiSparseBatch(RunningBatch[RequestT]):
         return self._lacks(self._due(0, 1)) == 0
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """As RunningBatch.make_room. A step that begins new pages in host memory must find as many free GPU pages,
+        """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses, and
+        yields it before its pages are freed. A step that begins n pages in host memory must find n free GPU pages,
         although its tokens go into existing buffers (mem_cache/allocator/hisparse.py:113, allocator/base.py:171).
+        keeps_last has no effect.
         """
         while self._lacks(leases := self._due(0, 1)):
             yield from self._give_way(policy, view)

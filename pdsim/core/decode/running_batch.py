@@ -42,7 +42,8 @@ class RunningRequest(Request):
     """Output tokens that the request had when it was last retracted. None: the tokens are unknown, or there is no
     prefix cache."""
     unseen: UnseenOutput | None = None
-    """Placeholders for prompt and outputs. Used if the instance does not learn the output tokens."""
+    """The prompt with placeholders for outputs, under which the prefix cache keeps outputs whose tokens the instance
+    does not know (EngineRules.caches_unseen). None: the request has not lost its pages, or the rule is off."""
     is_aborted: bool = False
     """True: the client has aborted the request. Its next token is its last."""
 
@@ -134,7 +135,7 @@ class RunningBatch(Generic[RequestT]):
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
     def end(self, request_id: int, output: TokenSequence) -> RequestT:
-        """Removes a request that has produced its last token."""
+        """Removes a request that has produced its last token, and caches its KV. output: all its output tokens."""
         request = self._leave(request_id)
         self.close(request, output)
         if self.counts_ended:
@@ -163,9 +164,9 @@ class RunningBatch(Generic[RequestT]):
         return num_pages <= self._cache.pool.num_free
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """Allocates the pages of the next step, and retracts requests if there are too few. Yields each retracted
-        request before its pages are freed. Even the batch's only request is retracted if it lacks pages; with
-        keeps_last it stays instead, and gets no pages.
+        """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses from
+        the instance `view`, and yields it before its pages are freed. The only request of a batch is retracted, too.
+        With keeps_last it stays in the batch, and gets no pages.
         """
         while len(leases := self._due(0, 1)) * self._cache.pages_per_growth > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:
@@ -247,9 +248,7 @@ class RunningBatch(Generic[RequestT]):
             self._cache.make_free(-(-num_others * RETRACT_STEPS // self._page_size))
 
     def _sort(self) -> None:
-        """Sorts requests by number of outputs, highest first, then by prompt length, shortest first (SGLang's
-        retract_decode).
-        """
+        """Sorts requests: most outputs first, then shortest prompts first (SGLang's retract_decode)."""
         kept = sorted(self.requests(), key=lambda r: (-r.num_output_tokens, r.num_prompt_tokens))
         self._requests = {request.request_id: request for request in kept}
 
@@ -404,7 +403,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         return 1
 
     def _sort(self) -> None:
-        """Does nothing: Verified lists tokens in batch order, so the order must not change."""
+        """Does nothing: results of speculative steps (Verified) list requests in batch order, so the order stays."""
 
     def _phase(self, request: RequestT) -> int:
         """0 for all requests: the number of accepted drafts varies, so requests do not need pages at regular steps."""

@@ -1,4 +1,4 @@
-"""The embeddings that a server keeps, by image or audio clip, or by list of these."""
+"""The embeddings that a server keeps. Keys: one image or audio clip, or a list of several."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

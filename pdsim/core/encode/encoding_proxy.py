@@ -6,8 +6,8 @@ waiting   encode instances have the media            MediaEncoded for each part 
                                                      Cancel, Abort -> the request is forgotten
 
 Source: vLLM's examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py (0134b93), fanout_encoder_primer. Items
-go to encode instances in turn, and the turn goes on with the next request. The images that one encode instance gets
-are one part, and each audio clip is a part. pdsim's proxy has a turn for each language server.
+go to the encode instances in rotation, and the next request continues the rotation. The images that one encode instance
+gets are one part, and each audio clip is a part. In pdsim, each language server has a proxy and a rotation of its own.
 """
 
 from collections.abc import Sequence

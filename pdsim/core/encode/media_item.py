@@ -12,7 +12,7 @@ class MediaItem(NamedTuple):
     """Index in the prompt of the item's first token."""
     num_tokens: int
     media_id: int
-    """Number of the item's content. Items of one modality with equal numbers have equal embeddings."""
+    """Id of the item's content. Items of one modality with equal ids have equal embeddings."""
     modality: Modality = "image"
 
     @property

@@ -33,8 +33,8 @@ it has its default value."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns a function that takes a message of this kind and returns its fields' values in order. A named tuple
-    already is such a sequence.
+    """Returns a function that takes a message of this type and returns its fields' values in order. It may leave out
+    the last fields in LATER if they have default values. A named tuple is returned as a plain tuple.
     """
     if issubclass(kind, tuple):
         return tuple

@@ -37,8 +37,9 @@ class ChunkLookup:
     keys: list[int]
     """Keys of chunks in host memory, from the prompt's beginning."""
     read: list[int]
-    """Places (pages of its pool) in host memory of further chunks, which storage has read for this prompt."""
+    """Page ids, in the host pool, of further chunks that storage has read for this prompt."""
     is_over: bool = False
+    """True: lookup and reads have ended, so the prompt may begin."""
     is_dropped: bool = False
     """True: the prompt was withdrawn before its lookup ended."""
 
@@ -68,7 +69,9 @@ class EvictionOrder:
         self._num_passed = 0
 
     def use(self, key: int) -> None:
-        """Adds a key, or moves it to the end of the order. Nobody may have held the key since it was added."""
+        """Adds a key, or moves it to the end of the order. Callers do not move keys that were held since they were
+        added.
+        """
         self._order[key] = None
         self._order.move_to_end(key)
 
@@ -120,8 +123,8 @@ class ChunkCache:
         """Lookups of prompts that have not begun, by request id. Empty without storage."""
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order, and forgets them. The instance's loop
-        sleeps before loads.
+        """Returns the copies that were decided since the last call, in order, and forgets them. A Sleep comes first if
+        prompts asked for lookups that had not ended, because vLLM's scheduler sleeps after each such question.
         """
         copies, self._copies = self._copies, []
         if self._num_sleeps:
@@ -193,7 +196,9 @@ class ChunkCache:
         return max(0, self.num_found(request_id, sequence, num_tokens) * self._chunk_pages - num_shared)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Decides a copy of chunks to these GPU pages. The chunks follow the first num_shared pages of the sequence."""
+        """Adds a command that copies chunks to these GPU pages. The chunks follow the first num_shared pages of
+        `sequence`.
+        """
         num_chunks = (num_shared + len(pages)) // self._chunk_pages
         lookup = self.lookups.get(request_id)
         keys = self._found(sequence, num_chunks * self.chunk_tokens) if lookup is None else lookup.keys
@@ -202,11 +207,11 @@ class ChunkCache:
         self._copies.append(m.LoadChunks(request_id, host_chunks, tuple(pages)))
 
     def save(self, prompt: TokenSequence, first: int, num_tokens: int, table: list[int]) -> None:
-        """Decides a copy to host memory of the whole chunks of the prompt's first num_tokens, without its first `first`
-        chunks. Evicts other chunks if needed. table: the request's GPU pages.
+        """Adds a command that copies whole chunks of the prompt's first num_tokens to host memory, without its first
+        `first` chunks. Evicts other chunks if needed. table: the request's GPU pages.
 
-        A chunk that host memory already has is copied again, and its second copy is freed at once. Layer by layer, only
-        missing chunks are copied.
+        A chunk that host memory already has is copied again, and its second copy is freed at once. With is_layerwise,
+        only missing chunks are copied.
         """
         chunks = list(enumerate(prefix_keys(prompt, num_tokens, self.chunk_tokens)))[first:]
         if self.is_layerwise:
@@ -226,13 +231,13 @@ class ChunkCache:
                 self._order.use(key)
 
     def flush(self) -> None:
-        """Drops all chunks that no prompt has found in a lookup and is still to use."""
+        """Drops all chunks except those that a lookup holds for a prompt that has not begun."""
         while self._evict():
             pass
 
     def _evict(self) -> bool:
-        """Evicts the least recently used chunk, but none that a prompt has found and is still to use. False: there is
-        none.
+        """Evicts the least recently used chunk that no lookup holds for a prompt. Returns False if there is no such
+        chunk.
         """
         if (key := self._order.pop()) is None:
             return False

@@ -65,7 +65,9 @@ class HiSparseCache(KvCache):
         return self.buffers.num_needed(len(lease.table) + num_new_pages) - lease.num_buffer_pages
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Adds num_pages pages to leases with a buffer, as KvCache does, and lets their buffers grow."""
+        """Allocates num_pages pages of host memory, and gives them to the leases in turn, one page at a time. Then lets
+        the leases' GPU buffers grow.
+        """
         super().grow_all(leases, num_pages)
         for lease in leases:
             self._grow_buffer(lease, self.num_lacking(lease, 0))

@@ -77,15 +77,15 @@ class HostCache:
 
     def reserve(self, num_pages: int) -> list[int]:
         """Reserves at most num_pages host pages for KV from storage, and evicts unlocked nodes if needed. Returns fewer
-        pages if the rest is locked.
+        pages if all other pages are locked.
         """
         if num_pages > self.pool.num_free:
             self.tree.evict(num_pages)
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Adds pages that were read from storage to the tree, after a locked node. Frees pages whose KV the host cache
-        already has.
+        """Adds pages that were read from storage to the host tree. They hold the tokens of `sequence` that follow
+        `below`, a locked host node. Frees pages whose KV the host cache already has.
         """
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)
@@ -118,8 +118,8 @@ class HostCache:
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
-        """Links a new node of the GPU's tree to the host node with the same end. Locks the host node, and copies its
-        use history to the GPU node.
+        """Links `node`, a new node of the GPU's tree, to `end`, the host node that ends at the same token. Locks the
+        host node, and copies its use history to the GPU node.
         """
         self.tree.lock(end)
         node.host = end
@@ -163,8 +163,8 @@ class HostCache:
                     self._write(step)
 
     def on_evict(self, node: Node) -> None:
-        """Handles the eviction of a leaf of the GPU's tree. With write_back, decides a copy of the leaf's pages to host
-        memory.
+        """Handles the eviction of a leaf of the GPU's tree. With write_back, adds a command that copies the leaf's
+        pages to host memory.
         """
         if self.writes_back:
             for step in path_to(node):
@@ -226,8 +226,8 @@ class HostCache:
         node.host = end
 
     def _copy(self, node: Node) -> list[int] | None:
-        """Decides a copy of a GPU node's pages to host memory. Returns the host pages. None: host memory has no
-        room.
+        """Adds a command that copies a GPU node's pages to host memory. Returns the host pages. None: host memory has
+        no room.
         """
         pool, num_pages = self.pool, len(node.pages)
         if num_pages > pool.num_free:
@@ -284,7 +284,7 @@ class Prefetcher:
 
     When a prefetch is stopped or over, the host cache takes the pages that were read, and the other pages are freed.
     The policy decides how long a prompt waits. best_effort: not at all. wait_complete: until all found pages are read.
-    timeout: also until then, but not longer than a time that grows with the number of found pages. Law:
+    timeout: like wait_complete, but at most for a time that grows with the number of found pages. Law:
     tests/laws/test_storage.py.
     """
 

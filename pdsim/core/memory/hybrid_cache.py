@@ -39,9 +39,10 @@ class HybridLease(Lease):
     """A lease that also holds slots for linear-attention states."""
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
-        """node: last node of the locked prefix. pages: the prefix's pages. num_slots: slots for the request's states.
-        branch_tokens: the number of cached tokens in whole chunks, if cached pages continue after the last state; a
-        chunk of this prompt should leave a state there. Else 0.
+        """node: last node of the locked prefix. pages: the prefix's pages. num_slots: number of slots for the request's
+        states. branch_tokens: number of the prompt's first tokens with cached pages, in whole chunks, if pages continue
+        after the last cached state; a chunk should leave a state after these tokens. 0: no cached pages continue after
+        the state.
         """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots
@@ -170,11 +171,12 @@ class HybridKvCache(KvCache):
         return HybridLease(node, pages, limits.slots_per_request, branch if branch > node.stop else 0)
 
     def tracked_tokens(self, lease: Lease, start: int, num_tokens: int) -> int:
-        """Returns the number of the prompt's tokens after which a chunk leaves a state. 0: the chunk leaves no state.
-        start, num_tokens: numbers of the prompt's tokens before the chunk and up to its end.
+        """Returns the number of the prompt's first tokens after which a chunk leaves a state. 0: the chunk leaves no
+        state. start: number of the prompt's tokens before the chunk. num_tokens: number of the prompt's tokens up to
+        the chunk's end.
 
-        If cached pages continue after the last state, another prompt differs from this prompt where these pages end.
-        The chunk then leaves its state there.
+        If cached pages without a state end within the chunk, the state is left at their end, because another prompt
+        continues differently from there.
         """
         assert isinstance(lease, HybridLease)
         limits = self.limits
@@ -200,7 +202,10 @@ class HybridKvCache(KvCache):
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Caches the pages up to the last state that the computed chunk leaves, and keeps this state."""
+        """Caches the pages up to the last state that a computed chunk leaves, and keeps this state. num_tokens: number
+        of the sequence's tokens that are computed. is_chunk: True: further chunks of the prompt follow.
+        num_prompt_tokens is unused.
+        """
         assert isinstance(lease, HybridLease)
         assert lease.node is not None
         tracked = self.tracked_tokens(lease, lease.num_extended_tokens, num_tokens)
@@ -220,7 +225,7 @@ class HybridKvCache(KvCache):
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
         """Ends the lease. Caches the request's pages up to the last state of its outputs, and keeps this state in the
-        cache.
+        cache. num_tokens: number of the sequence's tokens with KV. num_prompt_tokens is unused.
         """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens

@@ -22,7 +22,11 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A request's page table, and the lock on its prefix in the cache."""
+    """A request's page table, and the lock on its prefix in the cache.
+
+    node: last node of the locked prefix; None: no prefix cache. table: page ids in the order of the request's tokens.
+    num_shared: number of the table's first pages that the prefix cache owns.
+    """
 
     node: Node | None = None
     table: list[int] = field(default_factory=list)
@@ -37,7 +41,7 @@ class Lease:
     num_loaded: int = 0
     """Number of pages that were loaded from host memory when this request was admitted."""
     num_counted_tokens: int = 0
-    """Number of first tokens whose nodes have already counted a use by this request."""
+    """Number of the request's first tokens whose nodes have already counted a use by this request."""
 
 
 NO_LEASE = Lease()
@@ -156,20 +160,26 @@ class KvCache:
         return False
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of a prompt's next chunk, at most num_tokens. Models with states end chunks at certain
-        tokens.
+        """Number of tokens of a prompt's next chunk, at most num_tokens. Subclasses for models with states end chunks
+        earlier. start: index of the chunk's first token. prefill_end: number of the request's tokens that are computed
+        as a prompt. limit: maximum tokens of one step.
         """
         return num_tokens
 
     def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
-        """Number of pages for states that a chunk of the tokens [start, end) needs in addition to its KV."""
+        """Number of pages for states that a chunk of the tokens [start, end) needs in addition to its KV. prefill_end:
+        number of the request's tokens that are computed as a prompt.
+        """
         return 0
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Allocates pages for states of a chunk. The chunk's KV is in the prefix cache already."""
+        """Allocates pages for the states that the chunk of the tokens [start, end) leaves. The chunk's KV is in the
+        prefix cache already. prefill_end: number of the request's tokens that are computed as a prompt. Does nothing in
+        this class.
+        """
 
     def end_chunk(self, lease: Lease) -> None:
-        """Frees pages for states that only the chunk needed. The chunk is computed."""
+        """Frees pages for states that only a computed chunk needed. Does nothing in this class."""
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
         """Opens a lease on the longest cached prefix of at most max_tokens, and locks the prefix."""
@@ -309,7 +319,9 @@ class KvCache:
                 self._split(node, num_prompt_tokens, self.prefix_cache)
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Caches the whole pages of the first num_tokens of prompt and outputs, and ends the lease."""
+        """Caches the whole pages of the first num_tokens of prompt and outputs, and ends the lease. num_prompt_tokens:
+        number of these tokens that belong to the prompt.
+        """
         if self.prefix_cache is not None:
             assert lease.node is not None
             self.prefix_cache.see(lease.node, sequence)
@@ -327,8 +339,8 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Returns hits_behind for RadixCache.touch, after an insert that ends at `node`: a number of tokens. Nodes that
-        end after this number of tokens count a use. None: no node counts a use.
+        """Returns a number of tokens: nodes that end after this number of tokens count a use by an insert that ends at
+        `node`. None: no node counts a use. is_chunk: True: further chunks of the inserted prompt follow.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0
@@ -391,7 +403,7 @@ class KvCache:
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Gives the whole pages of the first num_tokens to the prefix cache. Where the cache already has the tokens,
-        the page table gets the cached pages.
+        the page table gets the cached pages. Returns the cache's node that ends at the last of these pages.
         """
         assert lease.node is not None
         shared, whole = lease.num_shared, cache.num_cacheable(num_tokens) // self.page_size

@@ -3,8 +3,8 @@
 The key of a block is a hash of its tokens and of all tokens before. When a step has computed blocks of a prompt, they
 are stored, whether host memory has them or not. Stores and loads run while steps run:
 
-  stored   from Offload to on_stored: no prompt finds the block; a second copy is freed at the end
-  idle     may be evicted; the block whose last copy ended longest ago goes first, of one copy the first block
+  stored   from Offload to on_stored: no prompt finds this copy; at the end, it is freed if there is an earlier one
+  idle     may be evicted: first the block whose last copy ended longest ago; blocks of one copy in their order
   loaded   from LoadBack to on_loaded, by one prompt or several: cannot be evicted
 
 ai-dynamo/dynamo, lib/bindings/kvbm/src/block_manager/vllm/connector/leader/slot.rs (0262594: apply_scheduler_output,
@@ -55,8 +55,8 @@ class KvbmCache:
         return copies
 
     def store(self, prompt: TokenSequence, start: int, num_tokens: int, table: list[int]) -> None:
-        """Decides a copy to host memory of the whole blocks that a step has computed. Copies nothing if host memory has
-        no room for all of them.
+        """Adds a command that copies to host memory the whole blocks that a step has computed. Copies nothing if host
+        memory has no room for all of them.
 
         start: index of the first token that the step computed. num_tokens: number of the prompt's tokens that are
         computed now. table: the request's GPU pages.
@@ -91,8 +91,8 @@ class KvbmCache:
         return num_found - is_whole
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Decides a copy of blocks into these GPU pages. The blocks follow the first num_shared pages of the
-        sequence.
+        """Adds a command that copies blocks into these GPU pages. The blocks follow the first num_shared pages of
+        `sequence`.
         """
         stop = (num_shared + len(pages)) * self._page_size
         keys = self.loads[request_id] = list(islice(prefix_keys(sequence, stop, self._page_size), num_shared, None))

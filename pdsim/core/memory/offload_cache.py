@@ -72,9 +72,9 @@ class OffloadCache:
         table: list[int],
         states: Sequence[tuple[int, list[int]]] = (),
     ) -> None:
-        """Decides a copy of computed pages to host memory: the whole pages of the prompt's first num_tokens, and the
-        given states. Copies nothing if host memory has no room for all missing pages. The call counts as a use of the
-        pages.
+        """Adds a command that copies computed pages to host memory: the whole pages of the prompt's first num_tokens,
+        and the given states. Copies only what host memory lacks, and nothing if host memory has no room for all of
+        that. The call counts as a use of the pages.
 
         table: the request's GPU pages. states: for each state, the number of tokens after which it holds, and its GPU
         pages.
@@ -142,8 +142,8 @@ class OffloadCache:
         return node
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Orders a copy of host pages into these GPU pages. The host pages follow the first num_shared pages of the
-        sequence. Their last token's state, if the model has states, is copied, too.
+        """Adds a command that copies host pages into these GPU pages. The host pages follow the first num_shared pages
+        of `sequence`. If the model has states, the state after the last copied token is copied, too.
         """
         num_pages = len(pages) - self._pages_per_state
         end, found = self.tree.lock_path(sequence, (num_shared + num_pages) * self._page_size)

@@ -35,7 +35,9 @@ class PageStore:
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size
 
     def write(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Stores missing pages, if storage has room for all of them. Returns the number of pages that were stored."""
+        """Stores those pages of the tokens [start_tokens, stop_tokens) that storage lacks, if there is room for all of
+        them. Returns the number of pages that were stored.
+        """
         num_pages = self.num_missing(sequence, start_tokens, stop_tokens)
         if not num_pages:
             return 0

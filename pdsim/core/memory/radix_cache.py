@@ -19,14 +19,12 @@ from pdsim.policy.views import TokenSequence
 
 
 class PagePool:
-    """Allocates page ids in the order of its free list.
+    """Allocates page ids in the order of its free list. Page 0 is reserved for padding.
 
     Freed pages are kept aside. When the free list is too short for an allocation, they are sorted into the list
     (SGLang's allocators with need_sort). Therefore page tables are contiguous on a fresh server, and fragment over
-    time. Page 0 is reserved for padding.
-
-    Explicit ids, not a counter: the cost of a transfer depends on which pages are contiguous on both sides, and a
-    counter cannot detect a page with two owners.
+    time. A count of pages would not be enough: the cost of a transfer depends on pages that are contiguous on both
+    sides, and a count cannot show that a page has two owners.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -70,7 +68,11 @@ class PagePool:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV."""
+    """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV.
+
+    born, last_access: serial numbers of accesses. locks: number of times that the node is locked now. readers: number
+    of running requests that read it in each decode step.
+    """
 
     parent: "Node | None"
     key: Hashable
@@ -200,12 +202,12 @@ class RadixCache:
         return node, pages
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
-        """Caches the first num_tokens of a sequence, a number that num_cacheable returned. below: node up to whose end
-        the sequence is known to be cached. pages: pages of the tokens after `below`.
+        """Caches the first num_tokens of a sequence. num_tokens: a result of `num_cacheable`. below: a node up to whose
+        end the sequence is cached. pages: pages of the tokens after `below`.
 
-        The tree takes pages of tokens that it had not cached. If it had the first of these tokens cached, the caller
-        keeps their pages. Returns the last node, and the tree's pages for the tokens whose pages the caller keeps. The
-        caller then calls `touch`.
+        The tree takes the pages of tokens that it lacks. Where it already has the first of these tokens, the caller
+        keeps their pages. Returns the sequence's last node, and the tree's own pages for the tokens whose pages the
+        caller keeps. The caller then calls `touch`.
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:
@@ -364,10 +366,9 @@ class RadixCache:
         return node, pages
 
     def _next(self, node: Node, sequence: TokenSequence, stop: int) -> tuple[Node | None, int]:
-        """Returns the child of `node` that begins with the sequence's next page, and the number of the sequence's first
-        tokens whose whole pages agree with the path to this child. At most `stop`.
-
-        Without such a child, returns None and the end of `node`.
+        """Returns (the child of `node` that begins with the sequence's next page, number of the sequence's first tokens
+        that agree with the path to this child, in whole pages and at most `stop`). Without such a child: (None, the end
+        of `node`).
         """
         start = node.stop
         if start == stop or not node.children:
@@ -400,8 +401,8 @@ class RadixCache:
             self._offer(self.split(step, middle))
 
     def split(self, node: Node, middle: int) -> Node:
-        """Splits a node at token `middle`. A new parent gets the tokens before `middle`. `node` keeps the rest, because
-        requests may hold it.
+        """Splits a node at token `middle`. A new parent, which is returned, gets the tokens before `middle`. `node`
+        keeps the other tokens, because leases may refer to this object.
         """
         parent, at = node.parent, (middle - node.start) // self.page_size
         assert parent is not None

@@ -161,8 +161,8 @@ class VllmHybridCache(KvCache):
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
         """Number of tokens of the chunk that begins at token `start`, at most num_tokens. The chunk ends at a block
-        boundary unless it reaches prefill_end, the end of the prompt. It also ends where a cached prefix without a
-        state ends. limit: maximum tokens of one step.
+        boundary unless it reaches prefill_end, the number of the request's tokens that are computed as a prompt. It
+        also ends where a cached prefix without a state ends. limit: maximum tokens of one step.
         """
         if not self.keeps_states or start >= prefill_end:
             return num_tokens
@@ -182,15 +182,18 @@ class VllmHybridCache(KvCache):
         return min([stop for stop in stops if start < stop < end], default=end) - start
 
     def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
-        """Number of pages for states that a chunk of the tokens [start, end) needs."""
+        """Number of pages for states that a chunk of the tokens [start, end) needs. prefill_end: number of the
+        request's tokens that are computed as a prompt.
+        """
         if not self.keeps_states:
             return 0
         begins_block = -(-end // self.page_size) > -(-start // self.page_size)
         return self.pages_per_state * (begins_block + self._exports(start, end, prefill_end))
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Allocates pages for the states of a chunk, and caches states of the prompt. The chunk's KV is in the prefix
-        cache already.
+        """Allocates pages for the states that the chunk of the tokens [start, end) leaves, and caches those states from
+        which another prompt may continue. The chunk's KV is in the prefix cache already. prefill_end: number of the
+        request's tokens that are computed as a prompt.
         """
         if not self.keeps_states:
             return
@@ -245,8 +248,9 @@ class VllmHybridCache(KvCache):
     # States.
 
     def _exports(self, start: int, end: int, prefill_end: int) -> bool:
-        """True if a forward also leaves a state at the last block boundary before its end
-        (v1/kv_cache_interface.py:1189, as kernels of FlashInfer and Mamba2 do).
+        """True if a forward of the tokens [start, end) also leaves a state at the last block boundary before `end`
+        (v1/kv_cache_interface.py:1189, as kernels of FlashInfer and Mamba2 do). prefill_end: number of the request's
+        tokens that are computed as a prompt.
         """
         size = self.page_size
         return end >= prefill_end and start % size == 0 and (end - 1) // size > start // size
@@ -282,9 +286,9 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Notes that one user no longer uses a state. shift: if nobody uses the state now, its place in the order of
-        eviction, relative to KV that became unused at the tree's last access. 1: after this KV; -1: before; None: the
-        state keeps its earlier place.
+        """Notes that one user no longer uses a state. shift: the state's place in the order of eviction if no other
+        user is left. 1: after KV that became unused at the tree's last access. -1: before this KV. None: the place that
+        the state had before.
         """
         state.num_users -= 1
         if state.num_users:

@@ -36,8 +36,9 @@ class LateBatch(RunningBatch[RequestT]):
                 self.closing.append((request, output))
 
     def _num_cacheable(self, request: RequestT) -> int:
-        """Leaves out the output of a step whose result vLLM handles after it has chosen the next step, because a block
-        is cached when its tokens are known (0.33.0, v1/core/sched/scheduler.py:2412).
+        """Number of the request's first tokens whose KV the prefix cache may keep. Leaves out the output of a step
+        whose result vLLM handles after it has chosen the next step, because a block is cached when its tokens are known
+        (0.33.0, v1/core/sched/scheduler.py:2412).
         """
         num_tokens = super()._num_cacheable(request)
         if not self.is_behind:
@@ -54,9 +55,10 @@ class MicroBatches(Generic[RequestT]):
         num_stages: int,
         make: type[RunningBatch[RequestT]] = RunningBatch,
     ) -> None:
-        """first: the batch that the instance would have with one stage. It becomes the first micro-batch if it has the
-        class `make`; the other micro-batches are new. num_stages: number of micro-batches. wave_requests: as in
-        RunningBatch.
+        """make: class of the micro-batches. first: the batch that the instance would have with one stage. If its class
+        is `make`, it becomes the first micro-batch; otherwise, only its settings are copied. num_stages: number of
+        micro-batches. wave_requests: number of requests whose attention runs at the same time; None: all requests of a
+        micro-batch.
         """
         self.batches = [first] if isinstance(first, make) else []
         while len(self.batches) < num_stages:

@@ -28,8 +28,8 @@ class StagedDecodeInstance(DecodeInstance):
         num_stages: int,
         shares_turns: bool = False,
     ) -> None:
-        """shares_turns: True: each call of next_step is one turn, of all ranks of a server together. False: a turn
-        without a step is passed over.
+        """shares_turns: True: all ranks of a server take a turn together, so a call of next_step tries one micro-batch.
+        False: if a micro-batch has no step, the call tries the next micro-batch.
         """
         super().__init__(
             instance_id,

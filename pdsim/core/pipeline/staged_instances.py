@@ -57,7 +57,9 @@ class StagedAggregatedInstance(AggregatedInstance):
         num_stages: int,
         shares_turns: bool = False,
     ) -> None:
-        """shares_turns: as in StagedDecodeInstance."""
+        """shares_turns: True: all ranks of a server take a turn together, so a call of next_step tries one micro-batch.
+        False: if a micro-batch has no step, the call tries the next micro-batch.
+        """
         limits = replace(limits, overlap=False)  # arg_groups/overrides.py, 0.5.23, :1625
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, preemption_policy=preemption_policy)
         self.max_steps_in_flight = num_stages
@@ -199,8 +201,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         return step, commands
 
     def _catch_up(self, now_ns: int) -> list[m.Command]:
-        """Does what waited until a step was chosen: frees the pages of ended requests, queues preempted requests that
-        no step computes any more, and handles messages that came too late for this step.
+        """Does the work that vLLM leaves until a step is chosen: frees the pages of ended requests, queues preempted
+        requests that no step computes any more, and handles messages that came too late for this step. Returns the
+        commands of the messages.
         """
         for batch in self._late_batches:
             batch.is_behind = False
@@ -282,8 +285,8 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def running(self) -> list[DecodeRequest]:
-        """Requests that may be preempted: all that run, also in steps under way, and those whose end vLLM does not know
-        yet when it chooses a step.
+        """Requests that may be preempted, in the order in which they began to run: running requests of all
+        micro-batches, begun prompts, and ended requests whose end vLLM has not seen when it chooses a step.
         """
         found = [*self.micro.requests(), *self._builder.begun.values(), *self._closing]
         return sorted(found, key=lambda request: request.entry)
@@ -310,7 +313,9 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_beside(self) -> int:
-        """Number of requests that take places without being in the present micro-batch."""
+        """Number of places that the present micro-batch cannot have: those of other micro-batches' requests, and of
+        ended requests that still hold pages.
+        """
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 
     def _cancel(self, cancel: m.Cancel, now_ns: int) -> list[m.Command]:

@@ -1,9 +1,9 @@
 """The queue in which requests of a prefill instance wait until decode has granted pages.
 
 state       begins when                                     ends when
-ungranted   NewRequest came                                 KvGranted comes, after a timeout, or when it is given up
-early       KvGranted came before NewRequest                NewRequest comes, or after a timeout
-refused     prefill or decode will not serve the request    no late message about it can come, which is ignored
+ungranted   NewRequest came                                 KvGranted comes, a timeout ends, or the request is given up
+early       KvGranted came before NewRequest                NewRequest comes, or a timeout ends
+refused     prefill or decode will not serve the request    KEPT_NS later; messages about it are ignored until then
 """
 
 from pdsim.core.deadlines import Deadlines, LateRequests

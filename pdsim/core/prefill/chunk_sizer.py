@@ -5,8 +5,8 @@ from math import sqrt
 from pdsim.dataclass import dataclass
 
 SMOOTHNESS = 0.75
-"""Weight of the size that keeps chunk times equal, in the mean that gives a chunk's size. The first chunk's size has
-the rest, 0.25 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
+"""A chunk's size is the weighted mean of two sizes: the size that keeps chunk times equal, with this weight, and the
+first chunk's size, with weight 1 - 0.75 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
 """A chunk has at least the first chunk's size divided by this number."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100

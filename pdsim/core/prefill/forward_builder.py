@@ -35,7 +35,9 @@ forward has begun already, and the number of free tokens after the request's pro
 
 @dataclass(slots=True)
 class Forward:
-    """A forward that is being filled, and its limits for further prompts."""
+    """A forward that is being filled. chunk_tokens, prefill_tokens, num_slots: numbers of tokens, of uncached tokens
+    and of prompts that the forward may still take.
+    """
 
     chunk_tokens: int = 0
     prefill_tokens: int = 0
@@ -161,9 +163,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def is_midway(self) -> bool:
-        """True if a begun prompt has tokens that no forward has taken. A property, because mypy would keep `partial`
-        narrowed after calls.
-        """
+        """True if a begun prompt has tokens that no forward has taken. (mypy would keep `partial` narrowed.)"""
         return self.partial is not None
 
     @property
@@ -330,8 +330,8 @@ class ForwardBuilder(Generic[RequestT]):
         self._compute(partial, most, forward)
 
     def _room_of(self, partial: RequestT, forward: Forward) -> int:
-        """Number of tokens of a begun prompt for which it has or can get pages, beyond those that forwards have taken.
-        If reserved tokens leave no room, the prompt may take all available pages.
+        """Maximum tokens of a begun prompt's next chunk, by the pages that the prompt holds or can get. If reserved
+        tokens leave no room, the prompt may take all available pages.
         """
         room = int(self._room_tokens(forward))
         if room <= 0:
@@ -401,7 +401,7 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens also limits a prompt that is not the first of its forward."""
+        """True if max_prefill_tokens limits the prompt. The limit does not hold for the first prompt of a forward."""
         if self._is_fixed(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED

@@ -49,7 +49,9 @@ class PrefillInstance:
         taker: KvTaker | None = None,
         sizer: ChunkSizer | None = None,
     ) -> None:
-        """taker: receives KV that decode sends back. sizer: sizes the later chunks of long prompts."""
+        """taker: receives KV that decode sends back; None: decode sends none. sizer: sizes the later chunks of long
+        prompts; None: these chunks may fill whole forwards.
+        """
         self.instance_id = instance_id
         self.cache = cache
         self.limits = limits

@@ -34,8 +34,8 @@ class PromptMemory:
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """Adds a prompt. Returns the keys of those first pages of other prompts that the memory forgot to make room for
-        it.
+        """Adds a prompt, and forgets others if room is needed. Returns the keys of those first pages that no remembered
+        prompt has any more.
         """
         forgotten: list[Hashable] = []
         if not self.takes(prompt):

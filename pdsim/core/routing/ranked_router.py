@@ -53,7 +53,9 @@ class RankedRouter(RoleRouter):
         session: int = -1,
         agent: int = 0,
     ) -> str:
-        """Picks a server, then one of the server's ranks that is not down. Returns the rank's instance id."""
+        """Picks a server, then one of the server's ranks that is not down. Returns the rank's instance id. avoid: rank
+        that is picked only if no other is up. session, agent: those of the request; session -1: none.
+        """
         server = super().pick(prompt, now_ns, self._server_of.get(avoid, ""), request_id, session, agent)
         return self._ranks[server].pick(prompt, now_ns, avoid)
 

@@ -119,8 +119,8 @@ class RoleRouter:
         return self._cached.get(instance_id, (0, 0))
 
     def _num_credited_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's tokens that the router takes as cached at this instance, so that they are no work for
-        it.
+        """Number of the prompt's tokens that the router takes as cached at this instance. They do not count as work for
+        the instance.
         """
         if self.reads_caches:
             credited: int = getattr(self._policy, "num_credited_tokens")(*self.tier_tokens(instance_id))  # noqa: B009
@@ -160,8 +160,8 @@ class RoleRouter:
         agent: int = 0,
     ) -> str:
         """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
-        up. A role with one instance has no choice, and asks no policy. Raises PolicyError if the policy returns an
-        unknown id.
+        up. A role with one instance has no choice, and asks no policy. session, agent: those of the request; session
+        -1: none. Raises PolicyError if the policy returns an unknown id.
         """
         self.now_ns = now_ns
         self.session = -1 if self._sessions is None else session_of(self._scope, session, agent)

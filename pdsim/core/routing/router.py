@@ -97,8 +97,8 @@ class _Request:
 
 class Router:
     """Routes requests to pairs of prefill and decode instances, or to aggregated instances. on_message returns messages
-    to send, and Failed for requests that the router ends. Finished, PrefillDone and FirstToken of the present attempt
-    go to the client unchanged: `client_of`.
+    to send, and Failed for requests that the router ends. The driver passes Finished, PrefillDone and FirstToken to the
+    client itself, if `client_of` knows the attempt.
     """
 
     instance_id: ClassVar[str] = "router"

@@ -10,7 +10,10 @@ _AGENTS = 1 << 32
 
 
 def session_of(scope: Scope, session: int, agent: int) -> int:
-    """Returns the session of a request within a scope. -1: the request has no session."""
+    """Returns the number of the session to which a request belongs. scope: requests of a client's session that are
+    bound together. "run": all. "agent": those of one agent. "siblings": those of agent 0, and those of all other
+    agents. -1: the request has no session.
+    """
     if session < 0 or scope == "run":
         return session
     return session + _AGENTS * (agent if scope == "agent" else min(agent, 1))

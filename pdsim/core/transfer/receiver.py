@@ -152,8 +152,9 @@ class Receiver:
         return [*self._free(m.FreeCells(cells)), m.Tell(self._decode_id, abort)]
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Handles the failure of a prefill instance. The decode instance may not know all transfers of this prefill
-        instance, because it may itself have restarted.
+        """Gives up all requests of a prefill instance that has failed. If it has restarted already, begins a timeout
+        for each of them instead. The decode instance does not do this, because it may have restarted, and may not know
+        all transfers.
         """
         self._strangers.add(down.instance_id)
         commands: list[m.Command] = []

@@ -68,8 +68,9 @@ class RankPairLayout:
     ) -> "TransferSize":
         """Returns bytes and descriptors of a transfer of pages. source and target: page ids on prefill and on decode.
 
-        sent: None unless these pages are the prompt's last; else the range of all tokens that decode lacked. The
-        transfer then includes KV of layers with a window. with_state: True: it then also includes the request's state.
+        sent: range of all the prompt's tokens that decode lacked, if the prompt's last pages are transferred. The
+        result then includes KV of layers with a window, and the request's state if with_state is True. None: later
+        pages follow.
         """
         num_pages = len(source)
         if self.pushes:
@@ -156,7 +157,7 @@ def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Page ids that one unit moves on both sides, and the index of their staging cell; 0 without staging."""
+    """Page ids of one unit on prefill and on decode, and the index of its staging cell; 0 without staging."""
 
     source: tuple[int, ...]
     target: tuple[int, ...]

@@ -8,8 +8,8 @@ arrived   host memory has the embeddings                              the next s
 ready     prompts that need the item may begin                        never: pdsim does not limit host memory
 
 Source: vLLM 0.33.0, ec_connector/cpu/scheduler/__init__.py:_admit_item and session.py. The scheduler looks at answers
-and ends of reads when it chooses a step, so each costs a busy server the rest of its step. A prompt waits for all items
-that have tokens behind its cached prefix, and lets later prompts pass (v1/core/sched/scheduler.py:1247).
+and at ends of reads only when it chooses a step, so these events wait for the end of the step under way. A prompt waits
+for all items that have tokens behind its cached prefix, and lets later prompts pass (v1/core/sched/scheduler.py:1247).
 """
 
 from collections.abc import Mapping

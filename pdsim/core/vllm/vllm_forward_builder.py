@@ -29,8 +29,8 @@ class TokenBudget:
     """Maximum tokens of one prompt in one step (long_prefill_token_threshold). None: a prompt may take the rest of the
     step's budget."""
     has_fair_shares: bool = False
-    """True: if step_tokens divided by the number of requests exceeds prompt_tokens, this quotient is the maximum
-    (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
+    """True: if step_tokens divided by the number of requests exceeds prompt_tokens, this quotient limits a prompt's
+    tokens instead (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
     prefill_interval_steps: int = 1
     """While requests decode, at most one of this number of consecutive steps computes prompts."""
     encoder_tokens: int = 0
@@ -234,7 +234,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             super()._share(request, num_tokens, is_chunk=is_chunk)
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
-        """Number of new pages that partly computed prompts need in the next step, beside num_decode_tokens running
+        """Number of new pages that partly computed prompts need in a next step that also decodes num_decode_tokens
         requests.
         """
         return self._goes_on(num_decode_tokens)[0]
@@ -316,7 +316,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return None if self._lacks_embeddings else lacking  # later prompts may pass (scheduler.py:1395)
 
     def _begin_or_load(self, pick: Pick, forward: Forward) -> str | None:
-        """Begins a prompt or, if host memory continues its cached prefix, loads this KV. Returns as `_take` does."""
+        """Begins a prompt or, if host memory continues its cached prefix, loads this KV. Returns "slots" or "pages" if
+        the prompt lacks these; "" if the step has no room; None: the caller may try the next prompt.
+        """
         if not self._cache.makes_room_for_states():
             return "pages"
         request, offload, chunks = self._waiting.get(pick.request_id), self._cache.offload, self._cache.chunks

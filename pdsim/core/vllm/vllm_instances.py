@@ -172,8 +172,8 @@ class VllmDecodeInstance(DecodeInstance):
         giver: KvGiver | None = None,
         reads: EmbeddingReads | None = None,
     ) -> None:
-        """policy: order of the prompts that this instance computes itself; None: first come, first served. reads: reads
-        embeddings of these prompts from encode instances.
+        """policy: order of the prompts that this instance computes itself; None: first come, first served. giver: sends
+        KV back to prefill; None: no KV returns. reads: reads embeddings of prompts from encode instances.
         """
         super().__init__(
             instance_id,
@@ -306,8 +306,8 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
         """Gives running requests pages for the next step. If no request is preempted, arrived requests join the batch
-        and queued requests are admitted. Returns the number of steps until the next call, and whether the batch
-        changed. After a preemption, a step that computes nothing is chosen again at once.
+        and queued requests are admitted. Returns (number of steps until the next call, whether the batch changed). A
+        preemption counts as a change only if no prompt is partly computed.
         """
         self._preempts = joined = False
         num_available_pages = self.num_available_pages
