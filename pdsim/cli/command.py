@@ -1,4 +1,4 @@
-"""What the commands of all programs have in common: options, JSON output, and the handling of errors."""
+"""Common parts of the commands of pdsim and pdreal: options, JSON output, and the handling of errors."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ from pdsim.workload.trace_file import InputNote, InputWarning
 
 
 def out_at(what: str) -> Parameter:
-    """The option --out. what: its help text."""
+    """Makes the option --out. what: its help text."""
     return Parameter(name=("--out", "-o"), help=what)
 
 
@@ -72,7 +72,10 @@ Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
 
 
 def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
-    """Changes, in the notation of --set, that take the cost and the front end from profiles. Raises ConfigError."""
+    """Changes, in the notation of --set, that take the cost and the front end from profiles. files: values of
+    --profile: one FILE, or prefill=FILE and decode=FILE. Raises ConfigError if the values are anything else, or a file
+    cannot be read.
+    """
     if not files:
         return ()
     of_role = dict(file.split("=", 1) for file in files if file.startswith(("prefill=", "decode=")))
@@ -121,7 +124,8 @@ def program(name: str, purpose: str) -> App:
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Runs the command that the arguments name. If a file or an option is wrong, prints one message and exits with 2.
-    mistakes: further exceptions that are treated so.
+    arguments: None: those of this process. mistakes: further exceptions for which the command prints one message and
+    exits with 2.
     """
     known: tuple[type[Exception], ...] = (
         CycloptsError,
@@ -180,7 +184,9 @@ def _fail(app: App, message: str) -> NoReturn:
 
 @contextmanager
 def _working_folder_searched(is_wanted: bool) -> Iterator[None]:
-    """Context in which Python also finds modules in the working folder, where the user's policies may be."""
+    """Context in which Python also finds modules in the working folder, where the user's policies may be. is_wanted:
+    False: the context changes nothing.
+    """
     if is_wanted:
         sys.path.insert(0, "")
     try:

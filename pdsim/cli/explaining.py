@@ -82,7 +82,9 @@ def explain(
 
 
 def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints the terms of the times of typical steps. Simulates nothing."""
+    """Prints the terms that sum up to the time of a typical prefill forward, and of a typical decode step. Simulates
+    nothing.
+    """
     from pdsim.cli.obtaining import kernels_of, scenario_of, typical_steps
     from pdsim.show.terminal.tables import print_kernels, print_step_terms
 
@@ -128,7 +130,10 @@ def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, js
 def _explain_tail(
     finished: FinishedRun, metric: TailMetric, percent: float, command: str, *, beside: dict[str, Any], json_: bool
 ) -> None:
-    """Prints the groups of the slowest requests. beside: fields that JSON output has besides the groups."""
+    """Prints the groups of the slowest requests by `metric`. percent: percentage of requests that count as slowest.
+    command: explains the run; printed for each group, with a request's number added. beside: further fields of the JSON
+    output.
+    """
     from pdsim.metrics.explanation.tail import tail
     from pdsim.show.terminal.tables import print_tail, tail_json
 

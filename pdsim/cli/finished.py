@@ -53,7 +53,9 @@ class FinishedRun:
 
 
 def print_warnings(finished: FinishedRun, besides: Callable[[str], bool] | None = None) -> None:
-    """Prints the warnings of a run. besides: says whether a warning was printed already in other words."""
+    """Prints the warnings of a run. besides: called with each warning; True: the warning was printed already in other
+    words, and is left out.
+    """
     for message in finished.warnings:
         if besides is None or not besides(message):
             print(f"warning: {finished.name}: {message}")
@@ -97,9 +99,9 @@ def _fail_if_cut_short(finished: FinishedRun, program: str) -> None:
 def write_run(
     folder: Path, scenario: Scenario, run: FinishedRun, journal: "JournalProof", *, keep: Collection[Kept], quiet: bool
 ) -> None:
-    """Writes a run folder, without the journal. The summary gets the number and digest of the journal's lines.
-
-    keep: optional files to write. The user can also make them later from the tables.
+    """Writes a run folder, except the journal, which was written during the run. The summary gets the number and digest
+    of the journal's lines (`journal`). keep: optional files to write. The user can also make these files later from the
+    folder's tables.
     """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
@@ -124,8 +126,9 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Context with a progress bar on a terminal; elsewhere nothing is printed. Yields a function. Called without
-    arguments, it adds one to the count of what is done; with arguments, it sets this count and the total.
+    """Context with a progress bar named `what`. Nothing is shown if `quiet` is True or there is no terminal. Yields a
+    function that advances the bar: by one without arguments, or to a count and a total if these two are given. total:
+    steps until the end; None: not known.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None
@@ -152,7 +155,9 @@ def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Call
 
 @contextmanager
 def saying(what: str, *, quiet: bool) -> Iterator[None]:
-    """Context that shows a line on a terminal as long as it lasts. Elsewhere nothing is printed."""
+    """Context that shows the line `what` on a terminal, and removes the line at its end. Nothing is shown if `quiet` is
+    True or there is no terminal.
+    """
     if quiet or not sys.stderr.isatty():
         yield
         return

@@ -66,7 +66,9 @@ def _said(found: "Imported") -> dict[str, list[str]]:
 
 
 def _text(found: "Imported", data: object) -> str:
-    """The text of the scenario file. Fields that were ignored or assumed are listed in comments."""
+    """The text of the scenario file, with the fields in `data`. Comments at its beginning list fields that were ignored
+    or assumed.
+    """
     from pdsim.launch.words import comment
 
     notes = [*(f"assumed: {line}" for line in found.assumed), *(f"left aside: {line}" for line in found.aside)]

@@ -30,8 +30,9 @@ class Judge:
         return outcome_of_run(result.judged.requests, result.scenario.client, self._slo, failure)
 
     def examined(self, result: RunResult, at_ends: Sequence[Outcome], *, interrupted: bool, quiet: bool) -> Examined:
-        """Judges a run, which is repeated if its verdict is close and the user did not interrupt the run. at_ends:
-        outcomes at the ends of the run's range, in the order of ENDS; empty: there is no range.
+        """Judges a run. Repeats the run with slightly faster and slower messages if its verdict is close and the user
+        did not interrupt the run. at_ends: outcomes with the fastest and the slowest step times, in this order; empty:
+        there is no range.
         """
         own = self.verdict(result)
         repeated = self._repeated(quiet=quiet) if own.is_near and not interrupted else []

@@ -1,8 +1,8 @@
-"""Validates a matrix: makes missing runs in real mode, simulates all variants, and compares both. A campaign does this,
-with all measurements, in one folder.
+"""Validates a matrix: makes missing runs in real mode, simulates all variants, and compares real and simulated runs. A
+campaign does this in one folder, together with all measurements that the simulation needs.
 
-Each step of a campaign is a command of its own. Steps whose result is there are skipped, so an interrupted campaign
-goes on where it was.
+Each step of a campaign is a command of its own. Steps whose result exists are skipped, so a repeated command continues
+an interrupted campaign.
 """
 
 import csv
@@ -51,9 +51,7 @@ _CANNOT = 2
 """Exit code of pdreal if this machine or the scenario lacks something that a real run needs."""
 _PART_FILES = (*RUN_FILES, SAID)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
-"""Files of a run folder that a comparison does not read. They are removed, because a matrix may have many run
-folders.
-"""
+"""Files of a run folder that a comparison does not read. A matrix removes them from its run folders to save space."""
 
 
 def validate_suite(
@@ -65,8 +63,10 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Validates a matrix and prints the errors. Exits with 1 if a real run, or a request of a simulation, failed, or if
-    real and simulated runs differ in anything but times.
+    """Validates a matrix and prints the errors of its simulations. name: the matrix's folder, or its name in
+    `experiments`. profile, runs: used instead of the matrix's own profile and folder of real runs. real_only: only
+    makes missing real runs. Exits with 1 if a real run, or a request of a simulation, failed, or if real and simulated
+    runs differ in anything but times.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
@@ -208,7 +208,8 @@ class Step:
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
     """Copies a matrix into the folder `out` of a campaign, with its scenario and all files that these name. Returns the
-    copy. changes: of the scenario, in the notation of --set. hosts: file of hosts; None: this host. Raises ConfigError.
+    copy. changes: of the scenario, in the notation of --set. hosts: file of hosts; None: this host. Raises ConfigError
+    if the matrix is wrong, or `out` is its own folder.
     """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
@@ -238,7 +239,9 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises InputError if the folder has files and is no campaign, because a campaign would overwrite files."""
+    """Raises InputError if a campaign in the folder `out` would overwrite files: the folder has files and is no
+    campaign, or there is an archive of its name.
+    """
     is_begun = (out / SUITE_FILE).is_file() and (out / _DATA).is_dir()
     require_empty_or_own(out, f"campaign ({SUITE_FILE} and {_DATA})", is_own=is_begun)
     if not is_begun and (archive := _archive_of(out)).exists():
@@ -270,7 +273,7 @@ def _ranks(scenario: Scenario) -> PairRanks:
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
-    """Yields the steps of a campaign in order. rounds: how often each measurement is repeated. num_gpus: GPUs of this
+    """Yields the steps of a campaign in order. rounds: how many times each measurement is made. num_gpus: GPUs of this
     host; 0: a CPU alone.
     """
     scenario = suite.real_scenario(suite.variants[0])
@@ -316,8 +319,9 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Does all steps of a campaign, and returns the archive of its results. The first arguments are those of `prepare`.
-    Raises ConfigError, also if a step fails. tell: called with a line for each step.
+    """Does all steps of a campaign, and returns the path of the archive with the campaign's folder. `matrix`, `out`,
+    `changes` and `hosts`: as in `prepare`; `rounds` and `num_gpus`: as in `steps`. Raises ConfigError if an argument is
+    wrong or a step fails. tell: called with a line for each step.
     """
     suite = prepare(matrix, out, changes, hosts)
     commands = []
@@ -339,7 +343,9 @@ def carry_out(
 
 
 def _run_step(step: Step, out: Path) -> None:
-    """Runs the command of a step. If the result is what the command prints, that is written to the step's file."""
+    """Runs the command of a step in the folder `out`. The command writes the step's file; for `pdsim validate`, which
+    only prints, the printed text becomes the file. Raises ConfigError if the command fails.
+    """
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS
     try:

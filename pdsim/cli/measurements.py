@@ -17,9 +17,9 @@ from pdsim.metrics.run_folder import require_out, require_out_file
 from pdsim.scenario.yaml_file import ConfigError
 
 _EXPERIMENTS = Path("experiments")
-"""Folder in which cases are looked up by name."""
+"""Folder in which `pdsim validate` looks up cases by name."""
 _PROFILE = "name:"
-"""Comment with which each profile begins."""
+"""Text with which each profile begins. A file that begins with other text is not overwritten."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ObservationLimits:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """What a client must know of a server and the server does not report."""
+    """Facts about a server that a client needs and that the server does not always report."""
 
     model: Annotated[str | None, Parameter(help="Model, by the server's name for it [the server's first].")] = None
     gpu: Annotated[
@@ -166,7 +166,9 @@ def calibrate(
 
 
 def _write_profile(profile: Any, out: Path, notes: Iterable[str], show: Callable[[], None] | None) -> None:
-    """Writes a profile and calls `show`, which prints it. show: None: the profile is printed as JSON."""
+    """Writes a profile to the file `out`, prints each of `notes` to stderr, and calls `show`, which prints the profile.
+    show: None: the profile is printed as JSON.
+    """
     from pdsim.scenario.yaml_file import write_yaml
 
     out.parent.mkdir(parents=True, exist_ok=True)

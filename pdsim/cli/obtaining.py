@@ -33,8 +33,9 @@ COMPARISON = "compare.png"
 def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
-    """Reads run folders and results of other tools, and simulates scenario files. Ends with a run that the user
-    interrupted. out: folder for the simulated runs; None: they are not kept.
+    """Reads run folders and results of other tools, and simulates scenario files with `changes`. Ends with a run that
+    the user interrupted. out: folder for the simulated runs; None: they are not kept. force: True: runs in `out` may be
+    replaced.
     """
     from pdsim.metrics.columns import StoredRecords
 
@@ -64,7 +65,7 @@ def obtain_runs(
 def compared_runs(
     runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
 ) -> list[ComparedRun]:
-    """Runs with their repetitions. If one run cannot be repeated, none is.
+    """Runs with their repetitions. If one run cannot be repeated, none is. paths: the file or folder of each run.
 
     repeats: number of repetitions of each run; None: depends on the number of requests.
     """
@@ -88,7 +89,9 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
-    """The run folder for each scenario file. All folders are checked before the first scenario is simulated."""
+    """The run folder, below `out`, for each scenario file in `paths`. All folders are checked before the first scenario
+    is simulated. force: True: a run in such a folder may be replaced.
+    """
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
     there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
@@ -155,8 +158,8 @@ class StepTerms(NamedTuple):
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:
-    """A prefill forward of one prompt of mean length, or of its first chunk, of which nothing is cached; and a decode
-    step whose requests are in the middle of their outputs.
+    """Two steps with the terms of their times. The prefill forward computes one prompt of mean length, or its first
+    chunk, without cached tokens. The decode step has requests in the middle of their outputs.
 
     The decode step has as many requests as its instance may run, as fit into its KV pool, or as clients wait for: the
     smallest of these numbers. Raises ConfigError if the workload has no requests.
@@ -184,7 +187,9 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 
 
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
-    """For each role whose cost comes from kernels: where the times of its operators were measured."""
+    """For each role whose cost comes from kernels: texts that say where the times of its operators were measured, by
+    operator.
+    """
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
     return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}
 

@@ -19,11 +19,11 @@ def show_pages(
     *,
     json_: bool,
 ) -> None:
-    """Prints what saved pages of metrics say. Raises ConfigError if a file is no such page, or if the later page is
-    older than the first.
+    """Prints the numbers in saved pages of a server's metrics. Raises ConfigError if a file is no such page, or if the
+    later page is older than the first.
 
-    scenario: is simulated for comparison; None: nothing is. seconds: time between the two pages; None: as the files
-    say.
+    scenario: is simulated for comparison; None: nothing is. seconds: time between the two pages; None: by the times of
+    the files.
     """
     from pdsim.show.terminal.metrics_page import print_page
 
@@ -53,7 +53,7 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 
 
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
-    """The numbers of a simulation that a saved page of metrics may have, too."""
+    """Simulates the scenario. Returns those numbers that can be compared with numbers of the saved page, by name."""
     from pdsim.cli.runner import run_scenario
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

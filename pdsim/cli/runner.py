@@ -38,10 +38,10 @@ def run_scenario(
 ) -> FinishedRun:
     """Simulates a scenario. With `out`, also writes the run folder.
 
-    levels: True: also record requests and pages of instances over time. ranging: part of the load that is also
-    simulated with the fastest and slowest step times, if these were not measured on a server. slo: limits that judge
-    the run, written to pdsim.slo in the summary. keep: optional files of the folder. Raises ConfigError, also if the
-    SLO names a class that no request has.
+    levels: True: also record requests and pages of instances over time. force: True: a run in `out` may be replaced.
+    ranging: part of the load that is also simulated with the fastest and slowest step times, if these were not measured
+    on a server. slo: limits that judge the run, written to pdsim.slo in the summary. keep: optional files of the
+    folder. Raises ConfigError if the scenario is wrong, or if the SLO names a class that no request has.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
@@ -126,8 +126,9 @@ def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tup
 
 
 def _interval(summary: Mapping[str, Any], ends: "Ends") -> dict[str, Any]:
-    """Smallest and largest value of each metric, over the run and the runs with the fastest and slowest step times, and
-    the part of the load that these runs had.
+    """Fields of the summary for ranges. "interval": smallest and largest value of each metric, over the run and the
+    runs with the fastest and slowest step times. If these two runs had only a part of the load: the number of its
+    requests ("interval_requests"), and the relative standard error that this causes ("interval_error").
     """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
     if ends.part_requests is None:

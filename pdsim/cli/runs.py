@@ -113,8 +113,8 @@ def _parsed(slo: str) -> "Slo":
 def _file_or_starter(
     scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Context with a scenario file and its changes. Without a file: with a generated scenario for the load. Raises
-    ConfigError.
+    """Context with a scenario file and its changes. Without a file: with a generated scenario for the load, and no
+    changes. Raises ConfigError if there is neither file nor load, or the load is wrong.
     """
     if scenario is not None:
         yield scenario, (*load.changes(has_own_load=True), *changes)

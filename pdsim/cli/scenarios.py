@@ -93,8 +93,8 @@ def _asked(options: StarterOptions) -> StarterOptions:
 
 
 def _answer(question: str, parse: Callable[[str], Any]) -> Any:
-    """Asks the user until the answer is valid, and returns it. parse: makes the value from text; raises ValueError for
-    an invalid answer. None: the user pressed Enter.
+    """Asks the user until the answer is valid, and returns the value. parse: makes the value from the answer's text;
+    raises ValueError for an invalid answer. Returns None if the user pressed Enter.
     """
     while answer := input(question).strip():
         try:
@@ -204,8 +204,9 @@ and its simulation too slow.
 
 
 def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, model: str) -> None:
-    """Adds a Kubernetes Job that replays the load as a trace. The load is simulated, as `pdsim export` does, to find
-    out when each request is sent.
+    """Adds a Kubernetes Job to `made` that replays the load as a trace. The load is simulated, as `pdsim export` does,
+    to find out when each request is sent. Adds nothing if the trace would be too long. model: the model's path or name
+    for the servers.
     """
     from pdsim.cli.obtaining import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
@@ -225,8 +226,8 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
 
 
 def _printed(made: "Launch") -> str:
-    """Text for the terminal: the scripts, which a shell can run as printed, or the manifests that start the cluster.
-    Other files are only named.
+    """Text for the terminal: the scripts, which a shell can run as printed, or the manifests that start the cluster. Of
+    other files, only the names are printed.
     """
     from pdsim.launch.words import comment
 
@@ -242,8 +243,8 @@ def _printed(made: "Launch") -> str:
 
 
 def _require_launch(out: Path, files: Iterable[str]) -> None:
-    """Raises ForeignFileError if the folder has other files, and ConfigError if one of the new files would replace
-    another file.
+    """Raises ForeignFileError if the folder has files but none that `pdsim launch` wrote, and ConfigError if one of the
+    new files would replace a file that `pdsim launch` did not write.
     """
     own = {path.name for path in (out.iterdir() if out.is_dir() else ()) if _is_of_launch(path)}
     require_empty_or_own(out, "launch", is_own=bool(own))

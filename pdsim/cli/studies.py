@@ -82,8 +82,8 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """Context in which Ctrl-C or SIGTERM ends the command with one line. is_kept: True: the line says that the command
-    can resume.
+    """Context in which Ctrl-C or SIGTERM ends the command with one line. what: the command's name in this line.
+    is_kept: True: the line says that the command can resume.
     """
     try:
         with ended_by_sigterm():
@@ -96,7 +96,7 @@ def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Which clusters a plan may choose."""
+    """Options that limit the clusters from which a plan chooses."""
 
     gpu: Annotated[
         list[str] | None,
@@ -185,8 +185,8 @@ def plan(
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """Prices by GPU, read from texts such as "h100=2.5". A GPU that is alone needs no price, and gets 1. Raises
-    ConfigError.
+    """Prices per hour by GPU, read from texts such as "h100=2.5". If only one GPU is given, its price may be left out,
+    and is 1. Raises ConfigError if a GPU is unknown, or a price is wrong or missing.
     """
     found: dict[str, float] = {}
     unpriced = []
@@ -211,13 +211,15 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
 _MAX_PRICE = 1e9
 """Largest price of a GPU-hour. Prices of clusters must stay finite."""
 _LOAD = ("workload", "client", "seed")
-"""Fields whose values change the load, so that clusters would be judged by different loads."""
+"""Fields that a plan must not vary, because they change the load, and clusters are compared under one load."""
 _ROLES = ("prefill", "decode", "aggregated", "encode")
 """Sections that a plan itself fills in for each cluster."""
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
-    """Values to try by field, read from texts such as "page_size=[1, 64]". Raises ConfigError."""
+    """Values to try by field, read from texts such as "page_size=[1, 64]". Raises ConfigError if a text is no list of
+    values, or names a field that a plan cannot try.
+    """
     found: dict[str, list[Any]] = {}
     for one in tried:
         path, equals, text = one.partition("=")

@@ -31,8 +31,9 @@ class DynamoKv:
     overlap_score_credit: float = 1.0
     """Number of blocks by which a cached block lowers the cost."""
     overlap_score_credit_decay: float = 0.0
-    """Lowers the credit of cached blocks at instances with more waiting work than the instance with the least. 1: the
-    credit is halved if the difference is one prompt of the same length."""
+    """Lowers the credit of cached blocks at instances with more uncached prompt tokens to compute than the instance
+    with the fewest. 1: the credit is halved if the difference is as large as the prompt.
+    """
     prefill_load_scale: float = 1.0
     """Weight of blocks to compute, relative to blocks in use."""
     decode_active_request_weight: float = 0.0

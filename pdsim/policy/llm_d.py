@@ -36,8 +36,9 @@ class _Sessions(BoundSessions):
 
     def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
         """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for the others. If the
-        session is new, or its instance is not offered, the 1 goes in turn to the instances with the fewest sessions.
-        ttl_ns: a session is forgotten if this time has passed since its last request; 0: never.
+        session is new, or its instance is not offered, the score 1 goes to one of the instances with the fewest
+        sessions, to each of these in turn. ttl_ns: a session is forgotten if this time has passed since its last
+        request; 0: never.
         """
         looked_ns = view.now_ns // _SWEEP_NS * _SWEEP_NS
         if looked_ns > self.looked_ns and ttl_ns:

@@ -133,8 +133,9 @@ class SpareSaturation:
     """
 
     kv_threshold: float = 0.8
-    """Share of used pages at which a server is saturated (this default and the next:
-    `internal/config/saturation_scaling.go`)."""
+    """Share of used pages at which a server is saturated (the defaults of kv_threshold and queue_threshold:
+    `internal/config/saturation_scaling.go`).
+    """
     queue_threshold: float = 5.0
     """Number of waiting requests at which a server is saturated."""
     kv_spare_trigger: float = 0.1

@@ -10,8 +10,9 @@ from pdsim.policy.views import ScalingView
 
 @dataclass
 class LoadThresholds:
-    """Adds a server to a role above its threshold, and removes a server from a role below its threshold: Dynamo's load
-    planner. If all GPUs are in use, a server changes its role, provided that its old role is below its lower threshold.
+    """Adds a server to a role whose load is above a threshold, and removes a server from a role whose load is below a
+    lower threshold: Dynamo's load planner. If all GPUs are in use, a server changes its role instead, provided that the
+    load of the role that it leaves is below that role's lower threshold.
     """
 
     prefill_queue_scale_up: float = 5.0
@@ -65,8 +66,8 @@ class Forecast:
         return self._shared(view, tokens_per_s / self.prefill_token_rate_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
-        """Rounds the needed numbers of servers up. If they exceed all servers, or keep_servers is set, divides all
-        servers in proportion.
+        """Rounds the needed numbers of servers (`prefill`, `decode`) up. If their sum exceeds view.max_servers, or
+        keep_servers is set, divides all servers in proportion.
         """
         wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
         total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers

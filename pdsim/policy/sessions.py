@@ -103,9 +103,9 @@ class BoundSessions:
 @dataclass
 class StickyLeastLoaded:
     """Picks the instance of the session's last request. A session that is new, or whose instance accepts no requests,
-    goes to the instance with the fewest sessions, whether they have requests or not. Ties are broken at random (in
-    vLLM's router by a hash of the session's name). A request without a session goes to the instance with the fewest
-    sessions.
+    goes to the instance with the fewest sessions. Sessions count until they expire, also without unfinished requests.
+    Ties are broken at random (in vLLM's router by a hash of the session's name). A request without a session goes to
+    the instance with the fewest sessions.
     """
 
     session_expiration_ns: int = 7200 * _SECOND_NS

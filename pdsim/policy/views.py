@@ -19,8 +19,8 @@ class TokenSequence(Protocol):
         """Returns the key of the page of tokens [start, start + size). Pages of equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens at the beginning of two rests: this sequence from `start` on, and the other sequence
-        from other_start on.
+        """Number of equal tokens from position `start` of this sequence, and position other_start of the other
+        sequence, up to the first difference.
         """
 
     def then(self, other: Any) -> "TokenSequence":

@@ -38,7 +38,7 @@ VLLM_ROUTERS = ("cache_aware", "power_of_two")
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Load and SLO of a question. An empty option keeps the scenario's value, or the default."""
+    """Options of a question that set the load and the SLO. An empty `trace` keeps the scenario's load."""
 
     trace: Path | None = None
     """Trace file whose requests replace the scenario's workload, in any format that scenarios read."""
@@ -46,7 +46,7 @@ class AskOptions:
     """SLO as text: limits of ttft, tpot and e2e, with the share of requests that must meet them."""
     speedup: str = ""
     """Speed-ups of the trace that the question `capacity` tries, such as 0.5,1,2,4 [chosen until one meets the SLO and
-    one misses it].
+    one misses the SLO].
     """
 
     def __post_init__(self) -> None:
@@ -76,19 +76,23 @@ class Base:
     """Changes of the scenario that the user gave, as "dotted.path=value", the notation of --set."""
     scenario: Scenario
     is_sample: bool
-    """True: the requests are a recorded trace with its own times, so all seeds give the same load."""
+    """True: the requests come from a recorded trace and are sent at its recorded times, so all seeds give the same
+    load.
+    """
     own_aggregated: Changes | None = None
     """Settings of the user's aggregated servers. `scenario` then has a prefill and a decode server with the same
     settings. None: the user's cluster has prefill and decode servers.
     """
     of_starter: tuple[str, ...] | None = None
-    """Changes that make this scenario from the starter scenario, in the notation of --set. None: the scenario has a
-    file.
+    """Changes that make this scenario from pdsim's built-in scenario, in the notation of --set. None: the scenario
+    comes from the user's file.
     """
 
     @property
     def where(self) -> str:
-        """Name of the scenario in error messages: its file, or "--set" if the scenario is the changed starter."""
+        """Name of the scenario in error messages: its file, or "--set" if the scenario is the built-in one with
+        changes.
+        """
         return str(self.path) if self.of_starter is None else "--set"
 
     @property
@@ -115,8 +119,8 @@ class Base:
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """The given changes, and changes after which a single client sends each request when the last one has ended. No
-        request then waits or is refused.
+        """The given changes, and changes after which a single client sends a request only when its previous request has
+        ended. No request then waits or is refused.
         """
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None
@@ -124,14 +128,16 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """Says when requests are sent: at their own times, N a second, or N at a time."""
+        """Text that says when requests are sent: "at their own times" (a trace's recorded times), "4 a second" (a
+        rate), or "32 at a time" (the number of clients in a closed loop).
+        """
         if self.load is None or self.keeps_times:
             return "at their own times"
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
 
     @property
     def keeps_times(self) -> bool:
-        """True if the load is a trace with its own times."""
+        """True if the load is a trace whose requests are sent at their recorded times."""
         return self.load is not None and self.load[0] == "workload.speedup"
 
     def with_changes(self, changes: Changes) -> "Base":
@@ -192,8 +198,9 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """Changes that make an aggregated cluster. If the user has one: the user's. Otherwise the cluster has the same
-        GPUs, and each server has the TP size of a decode server and the chunk size of a prefill server.
+        """Changes that make an aggregated cluster: the user's own, if the user's cluster is aggregated. Otherwise the
+        cluster has the same GPUs, and each server has the TP size of a decode server and the chunk size of a prefill
+        server.
         """
         if self.own_aggregated is not None:
             return {"prefill": None, "decode": None, "aggregated": self.own_aggregated}
@@ -216,9 +223,9 @@ class Base:
         return VLLM_ROUTERS if self.scenario.engine == "vllm" else ROUTERS
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
-        """Changes that select each router to try. A key is the end of a candidate's label that names the router; the
-        key is empty if only one router is tried. most_instances: largest number of instances of a role; with 1, all
-        routers act alike.
+        """The routers to try. Keys: text to add at the end of a candidate's label, such as ", least_loaded", or "" if
+        only one router is tried. Values: changes that select the router. most_instances: largest number of instances of
+        a role; with 1, all routers act alike, so one is tried.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}
@@ -236,13 +243,17 @@ class Base:
 
 
 def warm_up_text(client: Client, num_requests: int) -> str:
-    """Says how many of the first requests do not count. Empty: all requests count."""
+    """Says how many of a run's first requests warm up the servers and are left out of the results. Empty: none is left
+    out. client: the scenario's client, which sets this number. num_requests: all requests of the run.
+    """
     count = warm_up_requests(client, num_requests)
     return f"; the first {count:,} warm up and do not count" if count else ""
 
 
 def jittered_messages(scenario: Scenario) -> list[Changes]:
-    """Changes that make messages slightly faster and slower. The numbers of a run then differ by chance alone."""
+    """Several changes, each for one run. Each makes the latency of messages 5 % or 10 % shorter or longer (JITTERS).
+    Differences between the numbers of these runs show how much depends on chance.
+    """
     latency_ns = scenario.network.message_latency
     return [{"network.message_latency": f"{max(1, round(latency_ns * (1 + one)))} ns"} for one in JITTERS]
 
@@ -262,7 +273,8 @@ def base_of(
     starter: Changes,
     takes_aggregated: bool = False,
 ) -> Base:
-    """Reads the scenario file. Without a file, writes the starter scenario with the changes `starter` into `folder`.
+    """Reads the scenario file `path`. Without a file, writes pdsim's built-in scenario with the changes `starter` into
+    `folder`. `changes`, in the notation of --set, and the trace of `options` apply to either scenario.
     takes_aggregated: False: a scenario with aggregated servers is refused. Raises ConfigError if the scenario is wrong
     or refused.
     """
@@ -320,7 +332,9 @@ def _warn_of_settings_without_pair(path: Path, aggregated: Changes) -> None:
 
 
 def _with_changes(path: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """Reads a scenario file as plain data without defaults, and applies changes in the notation of --set."""
+    """Reads a scenario file, and applies changes in the notation of --set. Returns the fields as nested dicts and
+    lists, without defaults.
+    """
     data: dict[str, Any] = read_yaml(path)
     for change in changes:
         apply_change(data, change)

@@ -19,8 +19,8 @@ from pdsim.study.verdict.slo import Slo, Term
 
 @dataclass(frozen=True)
 class LoneRequest:
-    """A request that misses the SLO although requests are sent one at a time. Of all requests, the one at the
-    percentile that the most-missed term of the SLO limits.
+    """A request that misses the SLO although requests are sent one at a time. If the SLO's most-missed term limits a
+    p99, this is the request at the p99: 99 % of the requests are at most as slow, relative to the limit.
     """
 
     cluster: str
@@ -50,8 +50,9 @@ class LoneRequest:
 
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """The request that stands at the percentile of the term that is missed most. None: the requests meet the SLO.
-    cluster: names the cluster in messages. requests: records of a run in which no request waits for another.
+    """The request at the percentile that the most-missed term of the SLO limits, such as the p99. None: the requests
+    meet the SLO. cluster: names the cluster in messages. requests: records of a run in which no request waits for
+    another.
     """
     judged = slo.judge_requests(requests)
     if judged.meets:
@@ -68,7 +69,9 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
 
 
 def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
-    """Simulates the same requests sent one at a time, so that no request waits, and returns their records."""
+    """Simulates the cluster that `changes` make with the requests of `trials`, sent one at a time, so that no request
+    waits. Returns the records of the requests.
+    """
     observation = Observation(own_itl=trials.slo.needs_own_itl)
     return simulate(trials.scenario(trials.base.one_at_a_time(changes)), observation).records.requests
 
@@ -76,11 +79,12 @@ def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
 def deciding_measurement(
     trials: Trials, changes: Changes, holds: Callable[[Sequence[Changes]], bool]
 ) -> Measurement | None:
-    """The measurement of the step times on which a finding depends. If the finding depends on no single group of times,
-    the measurement covers all groups that were not measured. None: all step times were measured on a server.
+    """The measurement that would settle a finding. It covers each group of step times that alone can change the
+    finding. If no single group can, it covers all groups that were not measured. None: all step times were measured on
+    a server.
 
     changes: make the cluster. holds: called for each group with two changes, which set this group alone to its fastest
-    and to its slowest times. True: the finding stays the same under all of them.
+    and to its slowest times. Returns True if the finding stays the same with either change.
     """
     base = trials.base
     deciding = [group for group, ends in base.alone.items() if not holds(ends)]

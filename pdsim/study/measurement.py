@@ -36,7 +36,9 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """Rounds a number of tokens up to two significant digits, so that a measurement up to this number includes it."""
+    """Rounds a number of tokens up to two significant digits. A measurement of up to the rounded number then includes
+    the given number.
+    """
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)
 
@@ -56,7 +58,9 @@ class Measurement(NamedTuple):
 
 
 def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
-    """The measurement of these groups of step times, at these sizes. None: `groups` is empty."""
+    """The measurement of these groups of step times (prefill, decode, outside), at these sizes. The scenario names the
+    model. None: `groups` is empty.
+    """
     deciding = [group for group in GROUPS if group in set(groups)]
     if not deciding:
         return None

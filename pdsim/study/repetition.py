@@ -25,7 +25,7 @@ NUM_REPEATS = 4
 MOST_REQUESTS = 5_000
 """Runs with more requests than this are repeated only if the user asks for it."""
 _KEPT = "repeats"
-"""Folder, inside a run's folder, that keeps the repetitions of the run."""
+"""Name of the sub-folder of a run folder that keeps the repetitions of the run."""
 _VISIBLE = 0.005
 """Relative differences below this count as none."""
 
@@ -58,10 +58,9 @@ def kept_repetitions(run: Path) -> Path | None:
 
 
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
-    """Simulates a scenario `count` times and returns the numbers of each run. The folder keeps the runs, so that none
-    is computed twice.
-
-    Raises ConfigError.
+    """Simulates a scenario `count` times, with other seeds or other message latencies, and returns the numbers of each
+    run. Results are kept in `folder`, so that a later call computes none of them again. Raises ConfigError if the
+    scenario is wrong.
     """
     scenario = load_scenario(path, changes)
     seeds = None if is_sample(scenario) else [scenario.seed + i for i in range(1, count + 1)]
@@ -91,10 +90,11 @@ class Change:
 
 
 def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
-    """The difference of a number between two runs. None: the number is not known.
+    """The difference of the number that `row` of the summary shows, between two runs. Shares: the absolute difference.
+    Other numbers: relative to the first run. None: the number is not known, or is 0 in the first run.
 
-    runs: pairs with the number in the first and in the second run. The first pair is of the runs themselves, the others
-    are of their repetitions. Differences of shares are absolute, all others relative.
+    runs: pairs of the number in the first and in the second run. The first pair is of the runs themselves, the others
+    are of their repetitions.
     """
     if any(one is None or other is None for one, other in runs):
         return None
@@ -109,6 +109,8 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
 
 
 def value_in(row: SummaryRow, repeated: Row) -> float | None:
-    """The number of this row in a repetition. None: the repetition failed, or no request has such a time."""
+    """The number that `row` of the summary shows, from the results of one repetition. None: the repetition failed, or
+    no request has the time that the row shows (such as a TPOT).
+    """
     value = repeated.get(row.field.removeprefix("pdsim."))
     return None if value is None else float(value)

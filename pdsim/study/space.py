@@ -38,7 +38,9 @@ class Encoders(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Part of the cluster's label. Empty: there are no encode instances."""
+        """The part of a cluster's label that names the encode instances, such as ", 2 encoders on h100". Empty: there
+        are no encode instances.
+        """
         return f", {counted(self.number, 'encoder')} on {self.gpu}" if self.number else ""
 
 
@@ -127,8 +129,8 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Kinds of servers to try for a role. They have the scenario's parallel sizes besides tp, unless the user asks
-        to try others.
+        """Kinds of servers to try for a role: each GPU with each TP size. Other parallel sizes are those of `own`, the
+        scenario's servers, unless the user asks to try others.
         """
         names = SPLITS[role]
         others = [self.tried.get(f"{role}.{name}", (getattr(own, name),)) for name in names]
@@ -140,8 +142,8 @@ class Space:
         return self.tried.get(f"{role}.instances", range(1, self.max_gpus // server.num_gpus + 1))
 
     def _encoders(self, base: Base) -> list[Encoders]:
-        """Encode instances to try. If the scenario has any, the numbers to try are 0, so that servers encode media
-        themselves, and powers of two, unless the user gives other numbers. If the scenario has none: none.
+        """Encode instances to try. If the scenario has encode instances: the numbers that the user gives, else 0 (the
+        servers encode media themselves) and powers of two. Otherwise: one entry without instances.
         """
         if (settings := base.scenario.encode) is None:
             return [NO_ENCODERS]
@@ -217,7 +219,8 @@ class Space:
                 yield {**settings, "router": router} if router else settings
 
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
-        """Numbers of data-parallel attention ranks to try, as changes of sizes.
+        """Numbers of data-parallel attention ranks to try for a server, each as a change of the field ROLE.dp. An empty
+        change keeps the scenario's number.
 
         If the scenario and the user give no number, and the GPUs of a server would all hold the same latent KV, one
         rank per GPU is tried, too.

@@ -36,7 +36,7 @@ class Trials:
         )
 
     def at(self, changes: Changes) -> "Trials":
-        """Trials in which the base scenario is changed further. Each cluster is run once."""
+        """Trials in which the base scenario has further changes. Each cluster is run once, with the first seed."""
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     @cached_property
@@ -79,8 +79,8 @@ class Trials:
         return self._outcomes([self._known(point) for point in self._planner.plan(changes)])
 
     def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
-        """For each cluster: the largest ratio of a value to its limit. Takes one run per cluster, with the first seed,
-        to its end.
+        """For each cluster: the largest ratio of a number that the SLO limits to its limit. Takes one run per cluster,
+        with the first seed, to its end.
         """
         points = [_with_seeds(self._known(point), self.seeds[:1]) for point in self._planner.plan(changes)]
         return [outcome.ratio for outcome in self._outcomes(points)]
@@ -140,8 +140,8 @@ class Trials:
         return found
 
     def _made(self, changes: Changes) -> list[Times]:
-        """Request times of a cluster's run with the first seed, and of its repetitions. The list stops before the first
-        run that was not made.
+        """Request times of a cluster's run with the first seed, and of its repetitions with other message latencies, as
+        far as these runs were made before. Simulates nothing: the list ends where a run is missing.
         """
         found = []
         for variant in ({}, *self.base.jittered):
@@ -162,8 +162,8 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _known(self, point: Point) -> Point:
-        """A copy of the point whose runs go to their end. If a run that may end early did not, its result is used
-        again.
+        """A copy of the point whose runs go to their end. If an earlier run could end early at a miss and went to its
+        end, its result is used again.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

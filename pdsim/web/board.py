@@ -32,7 +32,7 @@ _METRICS = {
     "requests/s": ("request_throughput", ""),
     "output tokens/s": ("output_throughput", ""),
 }
-"""Fields of a summary that the page shows, with their units."""
+"""Numbers that the page shows: for each title, the field of the summary, and the unit."""
 _TP = (1, 2, 4, 8)
 MOST_KEPT = 200
 """Maximum number of runs that are kept, so that a choice that was made before needs no new run."""
@@ -46,11 +46,11 @@ _KV_TYPES = ("bf16", "fp8", "fp4")
 
 
 class Board:
-    """A scenario of which the user chooses the cluster and the load on the page."""
+    """A scenario whose cluster and load the user chooses on the page."""
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
-        """prices: price of one hour of each GPU, by name. num_requests: number of requests to simulate, unless the user
-        chooses another.
+        """base: the scenario. work: computes the runs. prices: price of one hour of each GPU, by name. num_requests:
+        number of requests to simulate, unless the user chooses another.
         """
         self._base = base
         self._work = work
@@ -63,7 +63,9 @@ class Board:
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """The possible values of each control. The key `now` has the values of the scenario itself."""
+        """The possible values of each control, by control: "models", "gpus", "tp", "routers" and more. The key `now`
+        has the values with which the page starts, by control.
+        """
         scenario, part = self._base.scenario, self._own_part
         prefill, decode = scenario.pair
         router = (describe_component(scenario.router.prefill), describe_component(scenario.router.decode))
@@ -106,7 +108,9 @@ class Board:
 
     @property
     def _slider(self) -> dict[str, Any] | None:
-        """Title, range and value of the slider that sets the load. None: the load cannot be scaled."""
+        """The slider that sets the load: its "title", "range" (least, most) and present value ("now"). None: the load
+        cannot be scaled.
+        """
         load = self._load.base.load
         if load is None:
             return None
@@ -114,8 +118,8 @@ class Board:
         return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """Values for the controls of a server: those of the scenario's server, with as many GPUs as the model needs.
-        Without a scenario file, the GPU is one that has a price.
+        """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, with as many
+        GPUs as the model needs. Without a scenario file, the GPU is one that has a price.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
@@ -130,8 +134,9 @@ class Board:
         return True
 
     def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Simulates what the user chose, and returns what the page shows. Raises ConfigError if the cluster, the load
-        or the SLO is impossible, or if the model does not fit.
+        """Simulates the cluster, load and SLO that the user chose. Returns the content of the page, by field: among
+        others "cluster", "stages", "command", prices and the numbers of `_results`. chosen: the value of each control.
+        Raises ConfigError if the cluster, the load or the SLO is impossible, or if the model does not fit.
         """
         choice, part = Choice.of(chosen), Part.of(chosen)
         if part != self._load.part:
@@ -168,8 +173,8 @@ class Board:
         }
 
     def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
-        """A sentence that says that chance decides whether the SLO is met. Empty: chance does not, or all numbers are
-        far from their limits.
+        """A sentence that says that chance decides whether the SLO is met. Empty: slightly faster and slower messages
+        give the same verdict, or all numbers are far from their limits. row: the results of the run with `changes`.
         """
         own = outcome_of([row], slo)
         if not own.is_near:
@@ -222,7 +227,9 @@ def _costs(choice: Choice, num_gpus: int) -> dict[str, Any]:
 
 
 def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The numbers of a run. others: rows of the runs with the fastest and slowest step times, which give ranges."""
+    """The numbers of a run, by field: counts of requests ("requests", "lost"), a "warning" on saturation, each term of
+    the SLO ("slo"), and "metrics". others: rows of the runs with the fastest and slowest step times, which give ranges.
+    """
     known = [row, *(other for other in others if other["status"] == "ok")]
     return {
         "requests": row["completed"],
@@ -237,8 +244,8 @@ def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page shows of one condition of the SLO. rows: the run, then those with the fastest and slowest step
-    times.
+    """One term of the SLO as the page shows it: the "goal" as text, its "values" and their "unit", and whether each
+    value meets the goal ("met"). rows: results of the run, then those with the fastest and slowest step times.
     """
     readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
     values = [one.value if isfinite(one.value) else None for one in readings]

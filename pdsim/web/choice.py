@@ -1,4 +1,4 @@
-"""Checks what the user chose on the page."""
+"""Checks the values that the user chose on the page."""
 
 from collections.abc import Mapping
 from math import isfinite
@@ -27,7 +27,9 @@ class Part:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
-        """Reads the part of the load that the user chose. Raises ConfigError."""
+        """Reads the part of the load that the user chose. Raises ConfigError if the trace is no path, or a number is
+        not whole and above 0.
+        """
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
             raise ConfigError("trace: expected the path of a file")
@@ -37,7 +39,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Choice:
-    """A cluster with its SLO and its prices. None: as in the scenario."""
+    """A cluster with its SLO and its prices, as the user chose on the page. A field that is None keeps the scenario's
+    value.
+    """
 
     model: str | None
     weight_dtype: str | None
@@ -54,7 +58,9 @@ class Choice:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Choice":
-        """Reads what the user chose. Raises ConfigError if a value is wrong."""
+        """Reads the cluster, SLO and prices from the values of the page's controls. Raises ConfigError if a value is
+        wrong.
+        """
         servers, counts = _servers(chosen)
         slo = chosen.get("slo")
         if not isinstance(slo, str):
@@ -91,7 +97,9 @@ def _prices(chosen: Any) -> dict[str, float]:
 
 
 def _servers(chosen: Mapping[str, Any]) -> tuple[tuple[Server, ...], tuple[int, ...]]:
-    """GPU and parallel sizes of the servers of each role, and the numbers of servers. Raises ConfigError."""
+    """Reads two tuples from the values of the page's controls: GPU and parallel sizes of the servers of each role, and
+    the number of servers of each role. Raises ConfigError if a value is missing or wrong.
+    """
     roles = ("aggregated",) if chosen.get("kind") == "aggregated" else ("prefill", "decode")
     try:
         servers = tuple(Server(chosen[role]["gpu"], Split(chosen[role]["tp"])) for role in roles)

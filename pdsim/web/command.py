@@ -1,4 +1,4 @@
-"""Finds the shortest command that simulates what the page shows."""
+"""Finds the shortest command that simulates the cluster and load that the page shows."""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,8 +14,9 @@ from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
-    """The shortest `pdsim run` command that gives the numbers of an answer. It names the scenario file, or without a
-    file the options of the starter, and those changes that have an effect.
+    """The shortest `pdsim run` command that gives the numbers of an answer. The command names the scenario file, if
+    there is one, and those changes (--set) that have an effect. Without a file, the changes start from pdsim's built-in
+    scenario.
     """
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:
@@ -54,8 +55,9 @@ def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario |
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the fields in which two sets of plain data differ, each with its new value. If a component differs, it is
-    a single field.
+    """Yields the path and the new value of each field in which `after` differs from `before`. Both are scenarios as
+    nested dicts and lists. If a section names another component (`use`), the whole section is a single field. path:
+    prefix of the yielded paths.
     """
     for name, value in after.items():
         own = before.get(name)

@@ -24,9 +24,13 @@ from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 
 _NUM_TOLD = 3
-"""Number of cheaper clusters in the report. The report also has at most this many more expensive clusters."""
+"""Maximum number of clusters in the report that miss the SLO, and maximum number of clusters that are more expensive
+than the plan.
+"""
 _NUM_NEAR = 6
-"""Number of cheaper clusters that are run to the end, so that the report can say by how much they miss the SLO."""
+"""Number of clusters that miss the SLO and are run to the end, so that the report can say by how much they miss the
+SLO.
+"""
 _DEARER = 1.5
 """Highest price of a cluster in the report, as a multiple of the plan's price."""
 _A_SEED_MISSES = "not all seeds meet the SLO"
@@ -40,7 +44,9 @@ class Finder:
     """Simulates candidate clusters to find the plan, and examines the chosen cluster."""
 
     def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
-        """currency: symbol or code of the prices. Empty: the user gave no prices."""
+        """trials: simulate clusters and judge them by the SLO. space: the clusters to choose from. watch: reports the
+        progress. currency: symbol or code of the prices; empty: the user gave no prices.
+        """
         self._trials = trials
         self._space = space
         self._watch = watch
@@ -112,7 +118,9 @@ class Finder:
             self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-        """Cheaper clusters that meet the SLO only after one of their settings is changed, with their outcomes."""
+        """Clusters cheaper than the cheapest in `tried` that meets the SLO, each with one setting changed so that it
+        meets the SLO, too. With their outcomes.
+        """
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
         nearest = self._nearest(cheaper, None)
@@ -121,8 +129,8 @@ class Finder:
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
-        """Sorts clusters by how far they stay below the SLO's limits on the slowest servers of the range, the best
-        first. Keeps the order if step times were measured on a server.
+        """Sorts clusters of equal price by how far they stay below the SLO's limits on the slowest servers of the
+        range. The cluster furthest below comes first. Keeps the order if step times were measured on a server.
         """
         if "slowest" not in self._trials.base.ends:
             return equal
@@ -134,9 +142,10 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Up to _NUM_NEAR clusters that miss the SLO: those in whose runs most requests ended before the miss was
-        certain. There is at most one per family (clusters that differ only in their numbers of instances). chosen: the
-        plan; clusters that cost more are left out. None: there is no plan, so no cluster is too expensive.
+        """Up to _NUM_NEAR clusters that miss the SLO. A run ends when a miss is certain; clusters in whose runs more
+        requests had ended by then come first. There is at most one cluster per family (clusters that differ only in
+        their numbers of instances). chosen: the plan; more expensive clusters are left out. None: there is no plan, so
+        no cluster is too expensive.
         """
         missed = [
             one
@@ -150,7 +159,7 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Rows of the clusters that miss the SLO by least, nearest first. Each row names the missed limits and the
+        """Rows of the candidates that miss the SLO by least, nearest first. Each row names the missed limits and the
         resource that causes the miss.
         """
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
@@ -166,13 +175,16 @@ class Finder:
         return row._replace(repeated=again)
 
     def _limit(self, one: CandidateCluster, outcome: Outcome) -> Limit | None:
-        """The resource that causes the latency furthest above its limit. None: not known."""
+        """The resource that causes the latency furthest above its limit in the cluster `one`, whose outcome is
+        `outcome`. None: the run gave no numbers.
+        """
         judged = outcome.judgement
         return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
-        """More expensive clusters, each further below the SLO's limits than all cheaper ones. Also simulates clusters
-        with one more instance than the plan.
+        """More expensive clusters than the plan `chosen`, each further below the SLO's limits than all cheaper ones.
+        Candidates are clusters in `tried`, and clusters with one instance more than the plan, which this function
+        simulates.
         """
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.numbers.values()) + 1
@@ -216,9 +228,9 @@ class Finder:
         )
 
     def _grown(self, growth: Mapping[float, Changes]) -> dict[float, Outcome]:
-        """Outcomes of the plan by multiple of the load, ascending. Multiples are simulated in groups of _GROWN_AT_ONCE;
-        groups after the first in which a multiple misses the SLO are left out. growth: changes of the load, by
-        multiple.
+        """Outcomes of the plan under more load, by multiple of the load, ascending. Multiples are simulated in groups
+        of _GROWN_AT_ONCE. After a group with a miss, no further group is simulated. growth: changes that make each
+        multiple of the load.
         """
         found: dict[float, Outcome] = {}
         for first in range(0, len(growth), _GROWN_AT_ONCE):
@@ -229,8 +241,8 @@ class Finder:
         return found
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO although requests are sent one at a time. None: some cluster with one server
-        per role then meets the SLO, or no request ends in the runs.
+        """A request that misses the SLO although requests are sent one at a time. None: with requests sent one at a
+        time, some cluster with one server per role meets the SLO; or no request ends in the runs.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
@@ -246,7 +258,9 @@ class Finder:
         return lone_request(furthest.label, self._trials.slo, requests_alone(self._trials, furthest.changes))
 
     def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
-        """The measurement of the step times whose uncertainty decides whether the plan meets the SLO."""
+        """The measurement of the step times whose uncertainty decides whether the plan meets the SLO. None: all step
+        times were measured on a server.
+        """
 
         def meets(ends: Sequence[Changes]) -> bool:
             return all(self._trials.outcomes([{**chosen.changes, **end}])[0].meets for end in reversed(ends))
@@ -254,8 +268,8 @@ class Finder:
         return deciding_measurement(self._trials, chosen.changes, meets)
 
     def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
-        """The cheapest cluster that meets the SLO even on the slowest servers of the range. The row has the cluster's
-        outcome on typical servers.
+        """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: no cluster does. The
+        row has the cluster's outcome on typical servers. tried: outcomes known so far.
         """
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))
@@ -264,9 +278,9 @@ class Finder:
     def _at_load(
         self, factor: float, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]
     ) -> Row | None:
-        """The cheapest cluster that meets the SLO at `factor` times the load. For more load, skips clusters that are
-        cheaper than the plan or already miss the SLO; for less load, skips clusters that are more expensive than the
-        plan.
+        """The cheapest cluster that meets the SLO at `factor` times the load. None: no cluster does. For more load,
+        skips clusters that are cheaper than the plan `chosen` or already miss the SLO in `tried`; for less load, skips
+        clusters that are more expensive than the plan.
         """
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
@@ -304,14 +318,14 @@ class Finder:
 
 
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-    """Clusters that miss the SLO, with their outcomes. On slower servers, or under more load, they also miss
-    the SLO.
+    """Those clusters of `tried` that miss the SLO, with their outcomes. Slower servers or more load cannot make them
+    meet the SLO.
     """
     return {one: outcome for one, outcome in tried.items() if not outcome.meets}
 
 
 def _missed(outcome: Outcome) -> Outcome:
-    """The outcome, marked as a miss because a run of the cluster ended early, although the mean over the seeds that ran
-    may meet the SLO.
+    """The outcome, counted as a miss. A run of the cluster with one seed missed the SLO, even if the mean over all
+    seeds meets the SLO.
     """
     return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

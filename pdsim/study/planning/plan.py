@@ -13,8 +13,8 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.slo import Slo
 
 _MOST_EQUAL = 3
-"""Maximum number of other clusters that are listed at the plan's price. The list has those furthest below the
-limits.
+"""Maximum number of other clusters in the report that cost as much as the plan. Clusters furthest below the limits are
+kept.
 """
 
 
@@ -24,8 +24,8 @@ class Row(NamedTuple):
     limit: Limit | None = None
     """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most."""
     repeated: Sequence[Outcome] = ()
-    """Outcomes of runs with slightly faster and slower messages, which differ by chance. Empty: no such runs
-    were made.
+    """Outcomes of repeated runs with slightly faster and slower messages. They differ by chance. Empty: the cluster's
+    run was not repeated.
     """
 
     @property
@@ -122,7 +122,9 @@ class Plan:
 
     @property
     def alternatives(self) -> list[Row]:
-        """All clusters of the report except the plan: the user's own and the examined ones, by price, each once."""
+        """All clusters of the report except the plan, each once, the cheapest first: the user's own, others at the
+        plan's price, those nearest to the SLO, and more expensive ones.
+        """
         known = {} if self.chosen is None else {self.chosen.candidate.label}
         found: dict[str, Row] = {}
         own = () if self.own is None else (self.own,)

@@ -102,8 +102,9 @@ def plan(
 
 
 def _space(base: Base, prices: Mapping[str, float] | None, max_gpus: int, tried: Mapping[str, Sequence[Any]]) -> Space:
-    """The clusters to search. prices: as `plan` takes them. Raises ConfigError if the prices lack the GPU of encode
-    instances, or if a field of encode instances is tried and the scenario has no such instances.
+    """The clusters to search, of up to `max_gpus` GPUs. prices: price per hour by GPU; None: the scenario's GPUs, at
+    equal prices. tried: values to try of further scenario fields, by path. Raises ConfigError if the prices lack the
+    GPU of encode instances, or if a field of encode instances is tried and the scenario has no such instances.
     """
     encode = base.scenario.encode
     of_encode = next((path for path in tried if path.startswith("encode.")), None)
@@ -128,14 +129,18 @@ def _require_folder(out: Path, given: Path | None) -> None:
 
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """Reads the scenario to plan for. Raises ConfigError if the SLO names a class that no request has."""
+    """Reads the scenario to plan for from `path`; None: writes the built-in scenario into `folder`. Raises ConfigError
+    if the scenario is wrong, or if the SLO names a class that no request has.
+    """
     base = base_of(path, options, changes, folder=folder, starter={}, takes_aggregated=True)
     slo.require_classes(requests_of(base.scenario))
     return base
 
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """The same scenario with the second trace (--check) as its workload. Its files are in a sub-folder of `folder`."""
+    """Reads the scenario `path` with the second trace (--check) as its workload. Writes files into a sub-folder of
+    `folder`. Raises ConfigError if there is no such trace, or if the SLO names a class that no request has.
+    """
     if not trace.exists():
         raise ConfigError(f"--check: no trace file {trace}")
     own_folder = folder / "check"

@@ -165,11 +165,9 @@ class Screen:
 
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
-        """Says how a cluster at the plan's price compares with the plan. ratio: the cluster's largest ratio of a value
-        to its limit, on typical servers.
-
-        The plan is best at its price on slow servers. On typical servers, another cluster may stay further below the
-        limits.
+        """Says how another cluster at the plan's price compares with the plan, which was chosen by its headroom on slow
+        servers. ratio: the other cluster's largest ratio of a value to its SLO limit, on typical servers, where it may
+        be below the plan's ratio.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):
@@ -277,8 +275,8 @@ def _attained(outcome: Outcome) -> list[str]:
 
 
 def _band(row: Row) -> str:
-    """Smallest and largest value, over repeated runs, of the number that misses its limit most. Empty: the cluster was
-    run once, or all runs gave the same number.
+    """Smallest and largest value, over repeated runs of the cluster, of the number that is furthest above its limit.
+    Empty: the cluster was run once, or all runs gave the same number.
     """
     judged = row.outcome.judgement
     if not row.repeated or judged is None or row.outcome.reason == SATURATED or judged.worst.is_share:

@@ -14,8 +14,9 @@ of workers.
 """
 
 _LOW = 8
-"""The price of a batch is that of the candidate at 1/_LOW of the remaining candidates, sorted by price. Low prices are
-tried first because a run that misses the SLO ends early, and costs about a tenth of a run that meets it.
+"""Sets the highest price of the next batch: the price of the candidate at 1/_LOW of the remaining candidates, sorted by
+price. Low prices are tried first because a run that misses the SLO ends early, and takes about a tenth of the time of a
+run that meets the SLO.
 """
 
 Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
@@ -44,9 +45,9 @@ def search(
     clusters.
 
     A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has a low price
-    among the remaining candidates. If a cluster meets the SLO, more expensive ones are dropped; if a cluster misses the
-    SLO, clusters with fewer instances are dropped. `tries.first` judges the clusters on the way, and `tries.final`
-    judges the cheapest.
+    among the remaining candidates, and `tries.first` judges the batch. If a cluster meets the SLO, more expensive ones
+    are dropped; if a cluster misses the SLO, clusters with fewer instances are dropped. When no candidate remains,
+    `tries.final` judges the cheapest; if these miss the SLO, the search goes on.
 
     candidates: sorted by price. seen: called before each batch with the lowest price at which a candidate may still
     meet the SLO. known: outcomes of clusters that need no run.
@@ -77,7 +78,7 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
     """Candidates that must still be tried. Leaves out those that cost more than a cluster that meets the SLO, and those
-    with at most as many instances as a cluster that misses the SLO.
+    with at most as many instances as a cluster of the same family that misses the SLO.
     """
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
@@ -91,8 +92,8 @@ def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, 
 
 
 def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
-    """The next clusters to simulate, at a low price or below. Takes one cluster of each family in turn, the most
-    expensive of a family first.
+    """Up to _BATCH clusters of `left`, sorted by price, to simulate next. All have a low price (see _LOW). Takes one
+    cluster of each family in turn, the most expensive cluster of a family first.
     """
     price = left[len(left) // _LOW].price_per_h
     below = sorted(
@@ -105,10 +106,9 @@ def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
 
 
 def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
-    """The largest multiple of the load that meets the SLO, and a text about the first multiple that misses the SLO. The
-    text is empty if none misses.
-
-    grown: outcomes by multiple, ascending. Multiples above the first that misses do not count.
+    """Returns the largest multiple of the load that meets the SLO, and a text about the first multiple that misses the
+    SLO. The text is empty if none misses. grown: outcomes by multiple, ascending. Multiples above the first miss do not
+    count.
     """
     kept = 1.0
     for factor, outcome in grown.items():
@@ -119,8 +119,8 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
 
 
 def of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
-    """The first `count` clusters of a ranking. At least one is aggregated and one disaggregated, if the ranking has
-    both kinds.
+    """`count` clusters from the beginning of a ranking, in its order. If all of these are of one kind, aggregated or
+    disaggregated, the last makes room for the first cluster of the other kind.
     """
     kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
     first = [one for one in kinds if one is not None]

@@ -24,8 +24,8 @@ class Watch:
         self._last_s = monotonic()
 
     def over(self, progress: Progress | None) -> Progress:
-        """Wraps a progress callback. Each call of the wrapper also reports the search, if the last report is long
-        enough ago.
+        """Returns a callback that calls `progress` (None: nothing) and, at most every 30 s, reports the state of the
+        search.
         """
 
         def advance(done: int, total: int) -> None:

@@ -26,7 +26,7 @@ _COMPUTED_AGAIN = ("crashed", DAMAGED)
 """Statuses of kept runs that are computed again. A worker may have died for a reason that lies outside the run."""
 
 Progress = Callable[[int, int], None]
-"""Callback that is called with the number of runs that have ended, and the number of all runs known so far."""
+"""Callback that is called with two numbers: runs that have ended, and all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
 """Minimum number of tasks that are handed to Ray at a time, so that a cluster that scales has a reason to grow."""
@@ -256,7 +256,7 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def _lacks(self, key: str) -> bool:
-        """True if the run of this key must be computed. Otherwise the run's row is read from the store, once."""
+        """True if the run of this key must be computed. Otherwise reads the run's row from the store into memory."""
         row = self.store.kept(key)
         if row is None:
             return True

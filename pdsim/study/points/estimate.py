@@ -81,9 +81,7 @@ def band(value: float, repeated: Sequence[float]) -> Estimate:
 
 @cache
 def quantile(degrees: int) -> float:
-    """Quantile of Student's t-distribution with so many degrees of freedom: 95 % of the distribution lies within this
-    many standard errors of 0.
-    """
+    """The number t for which 95 % of Student's t-distribution with `degrees` degrees of freedom lies in [-t, t]."""
     low, high = 0.0, 100.0
     while high - low > 1e-9:  # noqa: PLR2004
         middle = (low + high) / 2

@@ -65,7 +65,9 @@ class PointResult:
 
     @property
     def failures(self) -> str:
-        """Says how many requests of a run failed although the scenario asks for no failures. Empty: none."""
+        """Text about the first run of the point in which requests failed although the scenario asks for no failures:
+        how many, and why. Empty: no run has such failures.
+        """
         return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
 
     @property
@@ -171,7 +173,9 @@ class SweepResult:
         return Counter(point.error for point in self.points if point.error)
 
     def best(self, slo: str) -> list[PointResult]:
-        """Points with a result. Points that meet the SLO come first, by goodput per GPU; saturated points come last."""
+        """Points with a result, sorted for the SLO of this name. Points that meet the SLO come first, the highest
+        goodput per GPU first. Then come points that miss the SLO; saturated points come last.
+        """
 
         def rank(point: PointResult) -> tuple[bool, bool, float, int]:
             goodput = point.goodput_per_gpu(slo).mean
@@ -180,8 +184,8 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def as_good(self, slo: str) -> list[PointResult]:
-        """Points that meet the SLO with a goodput that does not differ measurably from the best point's. Empty: the
-        best point misses the SLO.
+        """Other points that meet the SLO of this name with a goodput that does not differ measurably from the best
+        point's. Empty: there are none, or the best point misses the SLO.
         """
         meeting = [point for point in self.best(slo) if point.meets(slo)]
         goodput = [point.goodput_per_gpu(slo) for point in meeting]

@@ -29,7 +29,9 @@ DAMAGED = "damaged"
 
 @contextmanager
 def opened_folder(out: Path | str | None) -> Iterator[Path]:
-    """Context with the folder `out`, which is created and locked. None: a temporary folder. Raises RunFolderError."""
+    """Context with the folder `out`, which is created and locked. None: a temporary folder. Raises what `locked_folder`
+    raises.
+    """
     if out is None:
         with temporary_folder("pdsim-") as folder:
             yield folder
@@ -40,8 +42,9 @@ def opened_folder(out: Path | str | None) -> Iterator[Path]:
 
 @contextmanager
 def locked_folder(out: Path) -> Iterator[Path]:
-    """Context with the folder `out`, created if needed and locked for this process. Raises RunFolderError if another
-    command writes there, and ForeignFileError if other files are in the folder.
+    """Context with the folder `out`, created if needed and locked for this process. Raises RunFolderError if the folder
+    cannot be written, or another command writes to it; ForeignFileError if it holds files that no sweep, plan or
+    question wrote.
     """
     require_out(out)
     is_own = has_points(out) and any((out / name).is_file() for name in (LOCK, HEAD, _LOG))

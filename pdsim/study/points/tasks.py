@@ -51,7 +51,9 @@ class Task:
     own_itl: bool = False
     """True: the result has percentiles of the gaps between each request's own tokens."""
     entries: Mapping[str, str] = field(default_factory=dict)
-    """The user's own catalog entries, which workers on other machines lack."""
+    """The user's own catalog entries, which workers on other machines lack: the text of each file, by its path within a
+    catalog folder, such as models/NAME.yaml.
+    """
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ class Planner:
 
     @lookups_remembered()
     def plan(self, designed: Iterable[Changes]) -> list[Point]:
-        """The points with these changes. Raises ConfigError if a field or value is wrong, or if no point can run."""
+        """One point for each of the given changes. Raises ConfigError if a field or value is wrong, or if no point can
+        run.
+        """
         planned = [self._point(changes) for changes in designed]
         if self._first_error is not None and not self._any_is_possible:
             raise ConfigError(f"{self._where}: no point can run; the first fails: {self._first_error}")
@@ -150,7 +154,9 @@ class Planner:
         return self._points[fields]
 
     def _tasks(self, changes: Changes, seeds: Sequence[int], where: str) -> dict[int, Task]:
-        """The tasks of a point, by seed. The scenario is read and checked once for all seeds."""
+        """The tasks of a point with these changes, by seed. The scenario is read and checked once for all seeds. where:
+        names the point in messages.
+        """
         data = deepcopy(self._data)
         for path, value in {**changes, "seed": seeds[0]}.items():
             set_field(data, path, deepcopy(value), where=where)
@@ -208,7 +214,7 @@ def key_of(identity: str) -> str:
 
 def _identity_parts(scenario: Scenario, resolved: Scenario) -> dict[str, Any]:
     """Everything on which the numbers of a point's runs depend, except its requests and seeds. Runs with equal parts,
-    requests and seeds give equal results.
+    requests and seeds give equal results. resolved: the scenario with all defaults filled in.
     """
     fields = resolved.model_dump(mode="json", exclude={"name", "description", "checkpoint", "workload"})
     return {
@@ -221,8 +227,8 @@ def _identity_parts(scenario: Scenario, resolved: Scenario) -> dict[str, Any]:
 
 @cache
 def _revision() -> str:
-    """The version of pdsim, with a digest of its code. The version alone does not do, because code often changes
-    numbers between versions.
+    """The version of pdsim, with a digest of its code. The digest is needed because code often changes numbers between
+    versions.
     """
     digest = sha256()
     folder = Path(str(files("pdsim")))
@@ -233,7 +239,9 @@ def _revision() -> str:
 
 
 def _catalog(scenario: Scenario) -> dict[str, str]:
-    """Digests of the catalog entries that a scenario names. Entries that do not exist are left out."""
+    """Digests of the contents of the catalog entries that a scenario names, by entry name. Entries that do not exist
+    are left out.
+    """
     loaders: dict[str, Any] = {"models": load_model, "transports": load_transport, "gpus": load_gpu}
     found: dict[str, str] = {}
     for kind, name in scenario.entries:
@@ -245,8 +253,8 @@ def _catalog(scenario: Scenario) -> dict[str, str]:
 
 
 def _modules(described: Any) -> Iterator[str]:
-    """Names of the modules of a user's own components. A description of a scenario names components as
-    "my_policies:Mine".
+    """Names of the modules that define the user's own components. described: a scenario as nested dicts and lists, in
+    which a user's component is named as "my_policies:Mine".
     """
     if isinstance(described, dict):
         described = list(described.values())
@@ -267,8 +275,8 @@ def _file_digest(module: str) -> str:
 
 @cache
 def metrics() -> dict[str, type]:
-    """The columns of a run's result that have numbers, each with its type: those of the summary, pdsim's own, the mean
-    of each stage, and the number of transfer descriptors.
+    """The columns of a run's result that have numbers, each with its type: the numbers of the summary, with those of
+    its section `pdsim`; the GPU-hours; the mean of each stage; and the number of transfer descriptors.
     """
     summary = summarize(RunRecords(), extra={"events": 0, "warm_up_requests": 0})
     numbers = summary | summary.pop("pdsim")

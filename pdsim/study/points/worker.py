@@ -136,8 +136,8 @@ def _answer(done: Done, answers: IO[bytes]) -> None:
 
 
 def _receive(source: IO[bytes], tasks: "SimpleQueue[Task]") -> None:
-    """Puts tasks from the input into the queue. Ends the process when the input ends, because nobody waits for results
-    then.
+    """Puts tasks from the input into the queue. Ends the process when the input ends, because the process that wants
+    the results has then ended or stopped this worker.
     """
     try:
         while True:

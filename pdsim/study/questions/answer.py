@@ -27,7 +27,7 @@ class Answer:
     name: str
     asks: str
     load: str
-    """Says for what the answer holds: the cluster, the load, the SLO, and the number of runs."""
+    """Text that names the cluster, the load, the SLO, and the number of runs for which the answer holds."""
     winner: str
     """The recommended candidate. If none is recommended: the candidate nearest to the SLO, or the candidate that the
     question is about.
@@ -44,7 +44,7 @@ class Answer:
     run: RunResult = field(repr=False)
     """The run of the winner, with the load of its instances over time."""
     percentiles: Mapping[str, str]
-    """Percentiles that the SLO limits, by metric."""
+    """For each metric that the SLO limits: the limited percentile, such as "p99"."""
     axis: str
     """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no numbers, and stand side by
     side.

@@ -109,7 +109,7 @@ def ask(
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
     """Runs the candidates of a question, then further candidates that depend on the first results, and gives the
-    verdict.
+    verdict. name: the question's name, for messages. Raises ConfigError if no candidate can run.
     """
     arms = question.arms(study.base)
     while arms:
@@ -129,8 +129,8 @@ class Judged(NamedTuple):
     verdict: Verdict
 
     def holds(self, other: "Judged") -> bool:
-        """True if `other` has the same winner, and recommends a candidate if this verdict does. Another winner also
-        counts as the same if this study's results show that the two winners are equally good.
+        """True if this verdict and the verdict of `other` agree: both recommend a candidate or neither does, and both
+        name the same winner. Two winners also count as the same if they are equally good by this study's results.
         """
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
@@ -140,7 +140,7 @@ class Judged(NamedTuple):
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
     """Says that slightly faster or slower messages change the answer. Checked for recorded loads, which seeds do not
-    vary. Empty: they do not change it.
+    vary. Empty: the answer stays the same. repeated: results with other message latencies.
     """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:
@@ -161,21 +161,24 @@ def _by_draws(found: Judged) -> list[str]:
 
 
 def _others_at_ends(found: Judged, ends: Mapping[str, Judged]) -> list[str]:
-    """Sentences on the answers with the fastest and the slowest step times, where they differ from the answer."""
+    """Sentences on the answers with the fastest and the slowest step times (`ends`, by "fastest" and "slowest"), where
+    these differ from the answer `found`.
+    """
     return [f"at the {END[end]} end, {_said(one.verdict)}" for end, one in ends.items() if not one.holds(found)]
 
 
 def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement | None:
-    """The measurement to make: of those step times which could change the answer, or of all that were not measured if
-    no single group of them could. None: all were measured. at: judges the question again with changed step times.
+    """The measurement that would settle the answer. It covers each group of step times that alone can change the
+    answer. If no single group can, it covers all groups that were not measured. None: all were measured. at: answers
+    the question with changed step times.
     """
     study, changes = found.study, found.study.arm(found.verdict.winner).changes
     return deciding_measurement(study.trials, changes, lambda group: all(at(changed).holds(found) for changed in group))
 
 
 def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Sentences that say whether the fastest and the slowest step times give the same answer. If they do not, the
-    sentences say what to measure.
+    """Sentences that say whether the fastest and the slowest step times (`ends`) give the same answer. others: texts on
+    the answers that differ; empty: none differs. measure: what to measure if some differ.
     """
     if others:
         return [f"The predicted range does not decide the answer: {'; '.join(others)}. {measure or ''}".rstrip()]

@@ -89,8 +89,8 @@ def _arm(base: Base, rate: float) -> Arm:
 
 
 def _highest(study: Study) -> float:
-    """Highest tried rate in requests per second, or speed-up, that meets the SLO, if all lower tried ones do, too. 0:
-    the lowest tried one misses the SLO.
+    """The highest rate in requests per second (or speed-up) up to which every tried rate meets the SLO. 0: the lowest
+    tried rate misses the SLO.
     """
     highest = 0.0
     for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):

@@ -201,8 +201,8 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 
 def _priorities_verdict(study: Study) -> Verdict:
-    """Recommends among the candidates in which enough requests of the first class meet the SLO: the one in which most
-    of the other requests do, too.
+    """Looks at the candidates in which enough requests of the class with the highest priority meet the SLO. Recommends
+    the one of these in which the largest share of the other classes' requests meets the SLO.
     """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()

@@ -96,8 +96,8 @@ class AnswerRow:
     remark: str
     """Says what is wrong with the candidate, such as a missed SLO. Empty: nothing."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest value of each number over the range of step times. Empty: some step time's result is
-    missing, or step times were measured on a server.
+    """Smallest and largest value of each number over the range of step times. Empty: a run with the fastest or slowest
+    step times gave no result, or step times were measured on a server.
     """
 
     def to_json(self) -> dict[str, Any]:

@@ -67,8 +67,8 @@ PD_RATIO = Question(
 _AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
 _SHARES = (1 / 16, 1 / 4, 4.0)
-"""Prompt lengths to try, as multiples of the scenario's own without shared prefixes. They show at which length
-disaggregation becomes better or worse.
+"""Prompt lengths to try, as multiples of the mean prompt length of the scenario without shared prefixes. Results show
+at which length disaggregation becomes better or worse.
 """
 
 
@@ -143,9 +143,9 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """Says how a disaggregated candidate (label `apart`) compares with an aggregated one (`together`): which of them
-    alone meets the SLO; otherwise the ratio of their goodput; if that is equal, of their latency. series: the prompt
-    length, which ends both labels.
+    """Compares a disaggregated candidate (label `apart`) with an aggregated one (`together`) in words. If only one of
+    the two meets the SLO, names this one. Otherwise gives the ratio of their goodputs or, if these are equal, of their
+    latencies. series: the prompt length, with which both labels end.
     """
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
@@ -177,8 +177,8 @@ _SIZES = (1, 2, 4, 8)
 
 
 def _prefill_split_arms(base: Base) -> list[Arm]:
-    """Candidates with all possible parallel sizes of a prefill server, the scenario's first. KV that would be sent in
-    slices goes through staging memory if possible.
+    """Candidates with all possible parallel sizes of a prefill server. The scenario's own size comes first. KV that
+    would be sent in slices goes through staging memory if possible.
     """
     prefill = base.scenario.pair.prefill
     splits = dict.fromkeys(
@@ -253,8 +253,9 @@ _EQUAL_SHARE = 0.01
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer, and candidates with the
-    scenario's elastic settings. In the latter, idle servers stop, or do not.
+    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer. Two more candidates have
+    the scenario's elastic settings: in one, servers also start and stop; in the other, servers only change roles.
+    Raises ConfigError if prefill and decode servers differ in GPU or tp.
     """
     prefill, decode = base.scenario.pair
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):

@@ -59,7 +59,9 @@ class Question:
     then: Callable[["Study"], list[Arm]] = lambda _study: []
     """Makes further candidates from the results of the first."""
     starter: Changes = field(default_factory=dict)
-    """Changes of the starter scenario, where the question needs a setting that the starter lacks."""
+    """Changes of pdsim's built-in scenario (used if the user gives none) where the question needs a setting that this
+    scenario lacks.
+    """
     axis: str = ""
     """Meaning of the figure's axis, with its unit. Empty: candidates have no positions and are drawn side by side."""
 
@@ -83,8 +85,8 @@ QUESTIONS = {
     "local-prefill": "policies",
     "elastic": "splits",
 }
-"""The module that defines each question, by the question's name. In the module, the question is the constant with its
-name in capitals.
+"""The module that defines each question, by the question's name. In the module, the constant that holds the question
+has the same name in capitals, with _ for -.
 """
 
 
@@ -136,8 +138,8 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def layouts(self, label: str) -> frozenset[object]:
-        """GPUs and parallel sizes of the candidate's servers. Step times of candidates with the same layouts have the
-        same errors.
+        """GPUs and parallel sizes of the candidate's servers. Predicted step times of candidates with equal layouts are
+        wrong in the same way, so their ratio is more certain than each of them.
         """
         servers = self.trials.scenario(self.arm(label).changes).servers
         return frozenset((one.gpu, one.split, one.dp, one.resolved_ep, one.moe_a2a_backend) for one in servers)
@@ -281,8 +283,8 @@ class Study:
         return {name: value for name, value in self.arm(label).changes.items() if name != "router"}
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:
-        """Ratio of a number of two candidates (`label` to `other`), computed seed by seed. Both have the same requests,
-        so common variation cancels.
+        """Ratio of the number in the result column `name` of the candidate `label` to that of the candidate `other`,
+        computed seed by seed. Both candidates have the same requests, so common variation cancels.
         """
         return self._ratio(label, other, lambda run: run.row[name])
 
@@ -296,10 +298,9 @@ class Study:
         return band(found.mean, repeated) if repeated and isfinite(found.mean) else found
 
     def others_against(self, best: str, labels: Iterable[str]) -> list[str]:
-        """Sentences on how other candidates compare with the best: which do not differ measurably, and the ratio of the
-        others' mean TTFT.
-
-        If the best meets the SLO, a candidate that misses the SLO always counts as different.
+        """Sentences on how the candidates `labels` compare with the candidate `best`: which have an equal mean TTFT
+        within chance, the ratio of mean TTFT for the rest, and which are saturated. If `best` meets the SLO, a
+        candidate that misses the SLO never counts as equal.
         """
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []

@@ -20,7 +20,9 @@ _RDMA = "mooncake-rdma"
 _FALL_BACK = "nixl-efa-fallback"
 _GIGABYTES = (0.5, 1, 2, 5, 10, 25, 50, 100)
 _LITTLE = 0.05
-"""Share of the mean TTFT with the fastest link. A faster link that saves less than this share is not recommended."""
+"""A faster link is not recommended if it saves less than this share of the mean TTFT. The share refers to the mean TTFT
+with the fastest link.
+"""
 _EXPOSED = "mean_prefill_transfer_kv_cache_ms"
 _LINKS = "links of RDMA's engine"
 
@@ -48,7 +50,9 @@ def _transport_verdict(study: Study) -> Verdict:
 
 
 def _fall_back(study: Study, best: str) -> str:
-    """A sentence on the time that a request loses if NIXL runs on EFA without its LIBFABRIC backend."""
+    """A sentence on the time that a request loses if NIXL runs on EFA and lacks the backend LIBFABRIC. best: the
+    candidate whose mean KV size is used.
+    """
     slow = load_transport(_FALL_BACK).max_bandwidth
     assert slow is not None
     seconds = study.mean(best, "transfer_bytes") / study.mean(best, "completed") / slow
@@ -116,8 +120,8 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
-    """Compares the mean TTFT of sending chunk by chunk with that of sending whole prompts. Empty: chunks are the best
-    candidate, or their latencies mean nothing.
+    """A sentence that compares the mean TTFT of sending KV chunk by chunk with that of sending whole prompts. Empty:
+    chunk by chunk is the best candidate (`best`), or is saturated.
     """
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
@@ -137,8 +141,8 @@ OVERLAP = Question(
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE_OF_FORWARD = 0.05
-"""Share of a prompt's forward. If small pages make a transfer longer by less than this share, larger pages are not
-recommended.
+"""Larger pages are not recommended if small pages make a transfer longer by less than this share of the time of a
+prompt's forward.
 """
 
 

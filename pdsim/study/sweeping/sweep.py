@@ -110,8 +110,8 @@ _REPEATS = [f"repeat_{i + 1}" for i in range(len(JITTERS))]
 
 
 def _repetitions(planner: Planner, point: Point) -> list[Point]:
-    """The point with slightly faster and slower messages. Empty: the load is not a recorded trace, so seeds vary the
-    run.
+    """Copies of the point with slightly faster and slower messages. Empty: the load is not a recorded trace, so seeds
+    vary the run.
     """
     scenario = planner.scenario(point)
     if len(point.tasks) > 1 or not is_sample(scenario):
@@ -120,8 +120,9 @@ def _repetitions(planner: Planner, point: Point) -> list[Point]:
 
 
 def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
-    """Adds to a point its results with the fastest and slowest step times, and its repetitions. Either is left out if
-    one of its runs is missing. runs: results by the number and the Point.end of their points.
+    """Adds to a point its results with the fastest and slowest step times, and its repetitions. Step times are left out
+    if one of their two runs is missing; repetitions, if one repetition is missing. runs: results, by the number and the
+    Point.end of their points.
     """
     ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
     found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())

@@ -29,7 +29,9 @@ _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to `last`, both included, in base units."""
+    """Numbers from `first` to `last`, both included, in base units. A grid takes `count` numbers, or steps of `step`.
+    is_whole: only whole numbers. is_log: numbers lie evenly on a logarithmic scale.
+    """
 
     first: float
     last: float
@@ -51,8 +53,8 @@ class Range:
 
     @property
     def num_values(self) -> int:
-        """Number of values that the range has in a grid, or an upper bound of it. Raises ValueError if the range has
-        neither count nor step.
+        """Number of values that the range has in a grid, or an upper bound of this number. Raises ValueError if the
+        range has neither count nor step.
         """
         if self.step is not None:
             return math.floor((self.last - self.first) / self.step * (1 + 1e-12)) + 1
@@ -222,7 +224,7 @@ Fields = Annotated[dict[str, FieldValues], AfterValidator(_check_fields)]
 
 
 class Sample(Section):
-    """A number of points whose values are drawn from the fields' lists and ranges."""
+    """`count` points whose values are drawn from the fields' lists and ranges."""
 
     count: int = Field(ge=1)
     seed: Seed = 0

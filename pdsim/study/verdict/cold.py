@@ -1,5 +1,5 @@
-"""Finds whether the first requests of a measured run met cold servers: compares the run with a simulation of the same
-requests.
+"""Finds whether the first requests of a measured run met cold servers, which stall at their first steps: compares the
+run with a simulation of the same requests.
 """
 
 from collections.abc import Mapping
@@ -24,14 +24,16 @@ class ColdWave:
 
     num_requests: int
     late_ns: int
-    """Median delay in ns of these requests' ends, minus that of the requests sent after them. A stall of a decode
-    server delays some requests' first token and the rest of other requests, so TTFT and TPOT are not told apart.
+    """Median delay in ns of these requests' ends, minus the median delay of the requests sent after them. A stall of a
+    decode server delays the first token of some requests and later tokens of others, so TTFT and TPOT are not told
+    apart.
     """
 
 
 def cold_wave(measured: Records, predicted: Records) -> ColdWave | None:
-    """The first requests of a measured run, if they met cold servers. None: compared with the prediction, they are no
-    later than later requests, or the two runs have different requests.
+    """The first requests of a measured run, if they met cold servers. None: relative to the prediction, the first
+    requests ended no later than requests sent after them; there are too few of these; or the two runs have different
+    requests.
     """
     theirs = {one.request_id: one for one in predicted.requests if one.outcome == "finished"}
     pairs = [(one, theirs[one.request_id]) for one in measured.requests if _is_alike(one, theirs)]

@@ -28,11 +28,13 @@ def confidence(
     is_measured: bool,
     instead: str = "",
 ) -> Confidence:
-    """Confidence in the verdict on one cluster.
+    """Confidence in the verdict on one cluster: a word with its reason.
 
     subject: name of the cluster in the text. runs: outcomes of the cluster, first its own, then with slightly faster
-    and slower messages. ends: outcomes with the fastest and slowest step times; empty if step times were measured on a
-    server. instead: a sentence on a better choice, added if the verdict is another at an end of the range.
+    and slower messages. ends: outcomes with the fastest and slowest step times, by "fastest" and "slowest"; empty if
+    step times were measured on a server. foreign_setup: differences between the cluster's servers and the measured
+    server, as texts. is_measured: step times were measured on a server. instead: a sentence on a better choice, added
+    if the verdict differs at an end of the range.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):
@@ -75,8 +77,8 @@ def without_range(*, is_measured: bool) -> Confidence:
 
 
 def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
-    """Rows of a table of limits: name, limit, and predicted value. If `ends` has the readings with the fastest and
-    slowest step times, each row also has their range.
+    """Rows of a table of limits: name, limit, and predicted value. readings: the limited numbers of a run. ends: the
+    same numbers with the fastest, and with the slowest step times; if given, each row also has the range.
     """
     return [
         [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
@@ -101,7 +103,9 @@ def by_chance_each(runs: Sequence[Outcome]) -> list[str]:
 
 
 def range_of(ranked: Sequence[Reading]) -> str:
-    """A text from the first value to the last, such as "1.2 to 1.4 s". A single value if both have the same text."""
+    """Text from the first to the last of the readings, which are sorted by value: "1.2 to 1.4 s". If the first and the
+    last have the same text, this text alone.
+    """
     first, last = (one.value_text for one in (ranked[0], ranked[-1]))
     return first if first == last else f"{first} to {last}"
 
@@ -115,7 +119,9 @@ class Examined(NamedTuple):
     no range.
     """
     repeated: Sequence[Outcome]
-    """Outcomes with slightly faster and slower messages. Empty: no number is near its limit."""
+    """Outcomes with slightly faster and slower messages. Empty: no number is near its limit, or the user interrupted
+    the run.
+    """
 
     @property
     def runs(self) -> list[Outcome]:

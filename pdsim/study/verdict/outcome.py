@@ -125,7 +125,9 @@ def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, 
 
 
 def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
-    """True if the queue keeps growing under generated arrivals. Traces with their own times are not tested."""
+    """True if the queue keeps growing under generated arrivals. False for clients that send at a trace's recorded
+    times, or in a closed loop.
+    """
     return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
 
 

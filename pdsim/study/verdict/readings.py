@@ -15,11 +15,13 @@ from pdsim.metrics.summary_rows import time_text
 OF_GAPS = ("tpot", *OWN_ITL)
 """Metrics that a request with a single output token does not have."""
 _ROUNDING = 1e-9
-"""Relative error that rounding leaves in the mean of equal shares."""
+"""Relative rounding error of the mean of several shares. A mean share that misses its limit by less than this error
+counts as within the limit.
+"""
 
 
 def time_limit(limit_ms: float) -> str:
-    """Text of a time limit as in files: "2 s", "50 ms"."""
+    """Text of a time limit, written as SLOs write limits: "2 s", "50 ms"."""
     return f"{limit_ms / 1e3:.10g} s" if limit_ms >= 1e3 else f"{limit_ms:.10g} ms"  # noqa: PLR2004
 
 
@@ -36,7 +38,7 @@ class Times:
 
     by_metric: Mapping[str, Any]
     """Arrays by metric, in ms: ttft, tpot, e2e, and percentiles of the gaps between a request's own tokens if they were
-    recorded. A request of one token has 0 for its gaps.
+    recorded. For a request of one token, which has no gaps, tpot and these percentiles are 0.
     """
     has_tpot: Any
     """Array: True for requests with at least two output tokens, which have a TPOT."""
@@ -176,7 +178,7 @@ class Reading:
 
     @property
     def short(self) -> str:
-        """Text of a share of requests, followed by the share that the SLO asks for."""
+        """Text of the value and the limit, for shares of requests: "87.5 %, 90 % asked"."""
         return f"{self.value_text}, {self.limit_text} asked"
 
     @classmethod

@@ -146,8 +146,8 @@ class Term:
         return Reading(str(self), share, self.percentile, is_share=True, request_class=self.request_class)
 
     def readings_of_limits(self, times: Times) -> list[Reading]:
-        """For a share: each limited metric at the percentile of the share. "ttft < 2 s and tpot < 50 ms for 90 %" gives
-        TTFT p90 and TPOT p90.
+        """For a term that asks for a share: each of its metrics, at the percentile of the share. "ttft < 2 s and tpot <
+        50 ms for 90 %" gives TTFT p90 and TPOT p90.
         """
         covered = self._covered(times)
         return [
@@ -189,8 +189,8 @@ class Term:
         return num_requests - 1 - floor(_position(self.percentile, num_requests))
 
     def num_lost_allowed(self, num_requests: int) -> int:
-        """Maximum number of requests that may fail or not end. A percentile that lies between the largest time and such
-        a request is infinite.
+        """Maximum number of requests that may fail or not end. Their times count as infinite. A percentile may lie
+        between the last finite and the first infinite time, and is then infinite, too.
         """
         if self.is_share:
             return self.num_allowed(num_requests)
@@ -210,7 +210,7 @@ def _num_needed(percent: float, num_requests: int) -> int:
 
 
 def _time_ms(metric: str, request: RequestRecord) -> float:
-    """Value of a metric of a request in ms. A request of one token has 0 for its gaps."""
+    """Value of a metric of a request in ms. 0 for tpot and gap percentiles of a request of one token."""
     return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
 
 
@@ -270,7 +270,7 @@ class Judgement:
         raise KeyError(count)
 
     def tail_ms(self, metric: str) -> float | None:
-        """The metric in ms at the percentile that the SLO limits first. None: no term limits the metric."""
+        """The metric in ms at the percentile that its first term in the SLO limits. None: no term limits the metric."""
         for term, reading in self.readings.items():
             names = [name for name, _ in term.limits_ms]
             if metric in names:
