@@ -1,4 +1,4 @@
-"""python -m pdreal"""
+"""Runs pdreal's command line, for `python -m pdreal`."""
 
 from pdreal.cli import main
 

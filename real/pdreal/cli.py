@@ -1,4 +1,4 @@
-"""The commands of pdreal."""
+"""The command line of real mode: `pdreal` and its subcommands, such as run, serve and measure."""
 
 import asyncio
 import sys
@@ -36,14 +36,14 @@ def run(
     hosts: OnHosts = None,
     reference: Annotated[
         Path | None,
-        Parameter(help="Run folder of the same requests without drafts. Drafts that are accepted repeat its outputs."),
+        Parameter(help="Run folder of the same requests without drafts. Accepted drafts repeat that run's outputs."),
     ] = None,
     record_experts: Annotated[
         bool, Parameter(help="Record the number of tokens of each expert in each step, in the run folder.")
     ] = False,
     json_: Json = False,
 ) -> None:
-    """Run a scenario and print its summary.
+    """Run a scenario on real models and print the summary of the run.
 
     Parameters
     ----------
@@ -80,12 +80,12 @@ def run(
 
 @app.command
 def recover(run: Path, *, json_: Json = False) -> None:
-    """Make a run folder of the logs that a killed `pdreal run` left, and print its summary.
+    """Complete the run folder of a killed `pdreal run` from the logs in it, and print the summary of the run.
 
     Parameters
     ----------
     run
-        Folder that was the run's --out.
+        Folder that the killed command got as --out.
 
     """
     from pdreal.run_folder import recover as recovered
@@ -158,7 +158,9 @@ def serve(
 
 
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
-    """Ends the command with code 1 if there are problems. who: text before the message."""
+    """Prints the problems and ends the command with exit code 1. Does nothing if there are no problems. who: text
+    before "problems at the end of the run".
+    """
     if problems:
         print("\n  ".join([f"pdreal: {who}problems at the end of the run:", *problems]), file=sys.stderr)
         raise SystemExit(1)
@@ -208,13 +210,14 @@ def measure(
     page_size
         Number of tokens per KV page.
     tp
-        Tensor-parallel size for prefill, decode and host; each rank needs a GPU.
+        Tensor-parallel size for the parts prefill, decode and host; each rank needs a GPU.
     ep
-        Expert-parallel size: the size of --tp, where each rank holds whole experts, or 1.
+        Expert-parallel size: 1, or the size of --tp, which gives each rank whole experts.
     moe_a2a_backend
         deepep: ranks send tokens to the ranks of their experts. none: every rank has all tokens.
     only
-        Parts to measure, separated by commas: prefill, decode, gather, scatter, transfer, host, and storage, which is
+        Parts to measure, separated by commas: prefill, decode, gather and scatter (copies to and from staging memory),
+        transfer (writes by each transfer engine), host (messages and other host work), and storage. Storage is
         measured only if it is named.
     quick
         Measure few shapes of each part, to check that everything works.
@@ -308,7 +311,7 @@ def tokenizer(folder: Path, *, vocab_size: int = 512, hf_home: bool = False) -> 
     folder
         Folder to write. Clients take this path as their tokenizer.
     vocab_size
-        Vocabulary size. It may exceed the model's; tokens beyond it are spelled out.
+        Vocabulary size, which may exceed that of the model. The text of a token beyond this size is several tokens.
     hf_home
         Treat the folder as a Hugging Face home (HF_HOME) and write into its cache, for clients that take no path.
 

@@ -25,8 +25,8 @@ _STEP = 0xD1B54A32D192ED03
 
 
 def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
-    """Returns the token ids of a span. SplitMix64's finalizer maps stream and offset to ids, so the ids are fixed and
-    spread over the vocabulary.
+    """Returns the token ids of a span, which is a contiguous piece of one stream. SplitMix64's finalizer maps the
+    stream and each offset to an id, so a span always has the same ids, and ids are spread over the vocabulary.
     """
     begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
     z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
@@ -49,7 +49,9 @@ class Tokens:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
 
     def learn(self, output: Spans, ids: Sequence[int]) -> None:
-        """Keeps the generated tokens. Later prompts that repeat this output get the generated tokens."""
+        """Keeps the generated tokens of an output. Later prompts that repeat this output contain the generated tokens.
+        output: spans of the output in the workload. ids: generated tokens, in the order of the spans.
+        """
         begin = 0
         for stream, offset, length in output.spans:
             said = np.array(ids[begin : begin + length], np.int32)

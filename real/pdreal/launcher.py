@@ -281,7 +281,9 @@ class Launcher:
     def _on_first_token(
         self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
     ) -> None:
-        """Handles a first token. Aggregated instances stream the first token like all others."""
+        """Handles the message that a request has its first token. token: None from an aggregated instance, which
+        streams the first token in the same way as later tokens.
+        """
         if (request := self._under_way(message.request_id)) is None:
             return
         request.num_cached_tokens = num_cached_tokens
@@ -290,7 +292,9 @@ class Launcher:
         self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
-        """Passes a token to its request. A request that has a token is never retried."""
+        """Passes a token to its request. attempt: id of one attempt to serve the request; each retry is another
+        attempt. A request that has a token is never retried.
+        """
         if (request := self._under_way(attempt)) is None:
             return
         if self._plain_router.hears_first_tokens and not request.tokens:
@@ -298,8 +302,8 @@ class Launcher:
         request.put(token, logprobs)
 
     def _under_way(self, attempt: int) -> Request | None:
-        """Returns the request that an attempt serves. None: the router has given up the attempt, whose tokens may still
-        arrive.
+        """Returns the request that an attempt serves. attempt: id of one attempt to serve a request; each retry is
+        another attempt. None: the router has given up the attempt, whose tokens may still arrive.
         """
         request_id = self._plain_router.client_of(attempt)
         return None if request_id is None else self._requests.get(request_id)

@@ -44,8 +44,9 @@ def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) 
 
 
 def _difference(spec: RequestSpec, prompt: TokenIds | None, output: Sequence[int], vocab_size: int) -> str:
-    """Says how a request differs from the same request of the earlier run. Empty: not at all. Later turns of a session
-    repeat outputs, so only the lengths of their prompts are compared.
+    """Returns how a request differs from the request with the same id in the earlier run. Empty: it does not differ.
+    prompt: the earlier prompt; None: the earlier run has no such request. output: the earlier output. Later turns of a
+    session repeat outputs, so only the lengths of their prompts are compared.
     """
     if prompt is None:
         return "is missing there"

@@ -85,7 +85,7 @@ def run_scenario(
 
 @contextmanager
 def _stop_signals_ignored() -> Iterator[None]:
-    """Context that stop signals do not leave: the run has ended, and its results are written whole."""
+    """Context in which stop signals have no effect. The run has ended, and its results must be written completely."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
     try:
         yield

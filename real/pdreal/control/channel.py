@@ -22,11 +22,12 @@ from pdsim.core.journal.message_text import to_text
 
 class Envelope(NamedTuple):
     to: str
-    """Receiver of the message: a state machine of the core, or a process."""
+    """Name of the receiver: a state machine of the core, or a process."""
     message: Any
     extra: Any = None
-    """Plain JSON. For NewRequest: the sampling. For FirstToken and KvArrived: the token and the number of cached
-    tokens."""
+    """Data for which the core's message has no field, as plain JSON. For NewRequest: the sampling. For FirstToken and
+    KvArrived: the token, its log probabilities and the number of cached tokens. For KvGranted: the slot of the
+    linear-attention state on decode. None: no such data."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -44,7 +45,7 @@ def decode(data: bytes) -> Envelope:
 
 LAUNCHER = "launcher"
 _LINGER_MS = 1000
-"""Maximum time in ms for sending the last messages."""
+"""Maximum time in ms that closing a channel waits until its last messages are sent."""
 
 
 def process_of(machine: str) -> str:
@@ -63,8 +64,8 @@ class Network(NamedTuple):
     """Endpoint on which the process listens."""
     public_key: str
     secret_key: str
-    """Key pair of the run. The launcher makes the public and the secret key, and only processes of the run hold
-    them."""
+    """Secret key of the run. Together with `public_key` the secret key is the run's key pair. The launcher makes the
+    pair, and only processes of the run hold the pair."""
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
@@ -77,13 +78,15 @@ class Network(NamedTuple):
         socket.curve_publickey, socket.curve_secretkey = self.public_key.encode(), self.secret_key.encode()
 
     def callback(self, _: str, key: bytes) -> bool:
-        """The authenticator calls this with the key of a connecting peer. Returns True if the key is the run's."""
+        """Returns True if `key`, which a connecting peer presents, is the run's public key. ZeroMQ's authenticator
+        calls this method; the first argument, an authentication domain, is not used.
+        """
         return key == self.public_key.encode()
 
 
 def local_endpoint(folder: Path, process: str, life: int = 0) -> str:
-    """Returns the Unix socket on which a process listens for other processes of its host. life: number of earlier
-    starts of the process.
+    """Returns the address of the Unix socket on which a process listens for other processes of its host. folder: where
+    the socket lies. life: number of earlier starts of the process.
     """
     return f"ipc://{folder}/{process}.{life}"
 
@@ -94,8 +97,8 @@ class Channel:
     """
 
     def __init__(self, folder: Path, process: str, life: int = 0, network: Network | None = None) -> None:
-        """process: name of this process. life: number of its earlier starts. network: settings for runs on several
-        hosts. None: the run is on one host.
+        """folder: folder of the process's Unix socket. process: name of this process. life: number of its earlier
+        starts. network: settings for runs on several hosts. None: the run is on one host.
         """
         self._context = zmq.Context()
         self._network = network
@@ -134,8 +137,9 @@ class Channel:
             old.close(linger=0)
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
-        """Sends a message. The message is dropped if the process is not connected. payload: any object that pickle can
-        send; only for processes of the same instance, or for a host's agent.
+        """Sends a message. The message is dropped if the receiving process is not connected. to: name of the receiving
+        state machine or process. extra: see Envelope.extra. payload: any object that pickle can send; only for
+        processes of the same instance, or for a host's agent.
         """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]
@@ -147,7 +151,7 @@ class Channel:
         """Calls on_message with each message and its payload (None: the message has none) from now on."""
 
         def drain() -> None:
-            """Reads until no message is left, because the descriptor signals new messages only once."""
+            """Reads until no message is left, because the socket's file descriptor signals new messages only once."""
             while not self._incoming.closed:
                 try:
                     frames = self._incoming.recv_multipart(zmq.NOBLOCK)

@@ -1,5 +1,5 @@
 """Numbers of tokens that each expert of each layer computes in a step. This module counts the tokens, stores the counts
-in a run folder, and summarises them as skew.
+in a run folder, and summarises how unevenly the experts' ranks are loaded (skew).
 """
 
 import base64
@@ -120,7 +120,8 @@ def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
 
 
 def _beyond_mean(loads: NDArray[np.int64]) -> float:
-    """Returns the busiest ranks' loads divided by the mean loads, minus 1. Busiest and mean are over the last axis,
-    sums over all others. loads: [..., ranks].
+    """Returns the load of the busiest rank relative to the mean load of ranks, minus 1. The busiest rank is taken anew
+    for each index of the axes before the last. Its loads and the mean loads are summed over these axes, then the sums
+    are divided. loads: [..., ranks].
     """
     return float(loads.max(-1).sum() / loads.mean(-1).sum() - 1)

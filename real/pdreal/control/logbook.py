@@ -53,7 +53,9 @@ class Logbook:
             self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
-        """Logs a call of a method of the recorder. now_ns is written after the arguments."""
+        """Logs the call `Recorder.method(*args, now_ns)`, which `read_records` makes after the run. method: name of the
+        method. now_ns: time of the event.
+        """
         if self.is_kept:
             self._new_rows.append((now_ns, method, args))
 
@@ -92,7 +94,7 @@ def _append(path: Path) -> TextIO:
 
 
 class InstanceLog:
-    """Writes the rows of one instance, with the time of the run."""
+    """Writes the events of one instance to a logbook, as rows with their times since the run's epoch."""
 
     def __init__(self, instance_id: str, logbook: Logbook, timeline: Timeline) -> None:
         self._instance_id = instance_id
@@ -105,13 +107,15 @@ class InstanceLog:
         self._logbook.row(method, self._timeline.now_ns, *args)
 
     def levels(self, instance: Any) -> None:
-        """Logs the occupancy of the instance, if it has changed."""
+        """Logs the instance's numbers of requests and pages (Levels), if they have changed."""
         if self._logbook.is_kept and (levels := instance.levels()) != self._last_levels:
             self._last_levels = levels
             self.note("on_levels", self._instance_id, levels)
 
     def transfer(self, unit: TransferUnit, wire: RankPairLayout, worker: int, start_ns: int) -> None:
-        """Logs a transfer unit that has just arrived."""
+        """Logs a transfer unit that has just arrived. wire: layout of transfers between a prefill and a decode rank.
+        worker: index of the transfer worker that sent the unit. start_ns: when the transfer began, in the run's time.
+        """
         if self._logbook.is_kept:
             now_ns = self._timeline.now_ns
             self._logbook.row("on_transfer", now_ns, transfer_record(unit, wire, worker, start_ns, now_ns))
@@ -161,8 +165,9 @@ def read_counted_steps(folder: Path) -> list[CountedStep]:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """Returns the records of all rows by time, up to the first row of a request whose arrival is not in the files: a
-    launcher that was killed, or whose disk was full, did not write that arrival, and may have written nothing after it.
+    """Returns the records of a run, from the rows of all processes in the order of their times. Reading stops at the
+    first row of a request whose arrival is in no file. In this case the launcher was killed or its disk was full before
+    the arrival was written, so the launcher may have written nothing afterwards.
     """
     recorder = Recorder()
     rows = (chain.from_iterable(map(_read_rows, lives)) for lives in _files(folder, "rows"))
@@ -180,7 +185,7 @@ _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:
     """Returns one list of files per process, with a file for each life (from one start of the process to its end), in
-    order. kind: kind of the files.
+    order. kind: ending of the file names: journal, rows or experts.
     """
     lives: dict[str, list[tuple[int, Path]]] = {}
     for path in sorted(folder.glob(f"*.{kind}")):

@@ -23,7 +23,8 @@ class Peers(NamedTuple):
     """Number of this notice. The rank repeats the number in its answer."""
     lives: dict[str, int]
     memories: dict[str, list[dict[str, Any]]]
-    """A PeerMemory for each rank, by instance."""
+    """For each instance, the fields of a PeerMemory for each of its ranks, in the order of ranks. A rank that receives
+    no KV has no fields."""
     endpoints: dict[str, str]
     """Endpoints of the leaders, by instance."""
     epoch_ns: int | None
@@ -42,7 +43,9 @@ class Ping(NamedTuple):
 
 
 class Pong(NamedTuple):
-    """The answer to a Ping. A leader adds its instance's occupancy."""
+    """The answer to a Ping. levels: from a leader, the values of its instance's Levels (numbers of requests and pages);
+    from other ranks an empty list.
+    """
 
     process: str
     levels: list[Any]
@@ -93,7 +96,9 @@ class Task(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A follower gives its leader the result of a task."""
+    """A follower tells its leader that a task has ended. error: why the task failed; None: the task has not failed, and
+    `result` is its result.
+    """
 
     ticket: int
     result: Any
@@ -134,7 +139,9 @@ class KillRanks(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An agent tells the launcher that no process of an instance is left."""
+    """An agent tells the launcher that no process of an instance is left. exit_code: exit code of the process that
+    ended first.
+    """
 
     host: str
     instance_id: str

@@ -25,13 +25,12 @@ class Draw(NamedTuple):
 
 
 Logprobs = list[Any]
-"""Log probabilities as plain JSON, before temperature, top-k and top-p apply: [of the chosen token, [[token, its log
-probability], ...]]."""
+"""Log probabilities for one chosen token, as plain JSON: [log probability of the chosen token, [[token, log
+probability], ...] of the likeliest tokens]. Temperature, top-k and top-p do not change these values."""
 
 
 class Sampling(NamedTuple):
-    """Rules by which tokens are chosen and by which the output ends. Without a temperature the likeliest token is
-    chosen.
+    """Rules by which tokens are chosen and by which the output ends. At temperature 0 the likeliest token is chosen.
 
     The output ends with the first of: max_tokens, stop_after_tokens, an end-of-sequence token, a stop token.
     """
@@ -39,7 +38,8 @@ class Sampling(NamedTuple):
     max_tokens: int
     """Maximum number of output tokens that the client asks for. Scheduling policies see this number."""
     stop_after_tokens: int | None = None
-    """Output length of the workload, in tokens. Scheduling policies do not see this number."""
+    """Number of output tokens after which the output ends, from the workload. Scheduling policies do not see this
+    number. None: the workload sets no such number."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
@@ -49,9 +49,8 @@ class Sampling(NamedTuple):
     seed: int = 0
     num_logprobs: int | None = None
     reference: tuple[int, ...] = ()
-    """Output token ids that the request has without drafts. Drafts that must be accepted repeat these tokens. Empty:
-    accepted drafts are the draft model's own proposals.
-    """
+    """Output token ids of the same request in a run without drafts. Each draft that the run counts as accepted is
+    replaced by the token at its place in this output. Empty: accepted drafts are the draft model's own proposals."""
 
     @property
     def has_fixed_length(self) -> bool:
@@ -65,13 +64,14 @@ class Sampling(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Drafts of a request that were accepted."""
+    """Numbers of a request's drafts that were accepted."""
 
     num_accepted: int = 0
     num_confirmed: int = 0
-    """Number of accepted drafts that the target itself chose after the tokens before them."""
+    """Number of accepted drafts that equal the target model's own choice at their place."""
     num_near: int = 0
-    """Number of other accepted drafts whose score is at most one step of bf16 below that of the target's choice."""
+    """Number of accepted drafts that differ from the target model's choice, but whose score is at most one step of bf16
+    below that choice's score."""
 
     def plus(self, other: "Drafted") -> "Drafted":
         return Drafted(*(one + another for one, another in zip(self, other, strict=True)))

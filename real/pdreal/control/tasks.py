@@ -31,7 +31,7 @@ class PrefillInput(NamedTuple):
     next_token: int | None = None
     """Token after the chunk, which the draft model needs. None: the token that the forward chooses."""
     state: StateUse | None = None
-    """None: the model has no layers of linear attention."""
+    """Slots of the linear-attention states that the chunk reads and writes. None: the model has no linear attention."""
 
     @property
     def num_kv_tokens(self) -> int:
@@ -54,8 +54,8 @@ class PageTableChange(NamedTuple):
 
 
 class Seed(NamedTuple):
-    """What a draft model needs to draft for a sequence: its first proposal, and its hidden state at the last token with
-    KV. SGLang sends both from prefill to decode (0.5.23, disaggregation/utils.py:468 and 474).
+    """Start of drafting for a sequence: the draft model's first proposal, and the draft model's hidden state at the
+    last token with KV. SGLang sends both from prefill to decode (0.5.23, disaggregation/utils.py:468 and 474).
     """
 
     token: int
@@ -64,7 +64,9 @@ class Seed(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """Drafts of a decode step that verifies several tokens of each row. All lists have one entry for each row."""
+    """Drafts of a decode step that verifies several tokens of each row of the batch. The fields but `seeds` have one
+    entry for each row.
+    """
 
     slots: tuple[int, ...]
     """For each sequence: index, from 1, of the place where ranks keep its draft state. A sequence keeps its place while
@@ -72,7 +74,8 @@ class DraftRows(NamedTuple):
     num_accepted: tuple[int, ...]
     """Number of tokens that the step gives to each sequence: accepted drafts, and the target's next token."""
     taught: tuple[tuple[int, ...], ...]
-    """For each sequence: tokens to verify in place of the draft head's first proposals."""
+    """For each sequence: tokens to verify in place of the draft head's first proposals, from the output of a run
+    without drafts. An empty tuple: the proposals themselves are verified."""
     seeds: tuple[tuple[int, Seed | None], ...]
     """Pairs (place, seed) of sequences that joined with this step. Seed None: the sequence was retracted, and its draft
     state begins with zeros.
@@ -128,15 +131,19 @@ Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv | WriteBackup 
 
 
 class Compute(NamedTuple):
-    """A task for the model. Ranks compute such tasks in the order in which they get them."""
+    """A task for the model: a forward or a copy of KV (`work` is one of the types of Work). Ranks do such tasks in the
+    order in which they get them.
+    """
 
     work: Any
     step_id: int | None = None
-    """Id of the step, for transfer units that wait for its layers. None: no unit waits for them."""
+    """Id of the step that the task computes, if transfer units wait for layers of this step. None: no unit waits."""
 
 
 class Windows(NamedTuple):
-    """Last pages of a prompt: those that hold the tokens of its sliding window."""
+    """The last pages of a prompt, which hold the tokens of its sliding window: their ids on prefill (source_pages) and
+    on decode (target_pages), in the same order.
+    """
 
     source_pages: Sequence[int]
     target_pages: Sequence[int]
@@ -150,8 +157,8 @@ class StateMove(NamedTuple):
 
 
 class SendUnit(NamedTuple):
-    """Transfer worker `worker` of a rank sends a unit, after the rank has computed the layers that the unit
-    contains.
+    """Transfer worker `worker` of a rank sends a unit, after the rank has computed the layers that the unit contains.
+    staging_offset_bytes: where the unit begins in decode's staging ring; None: the unit is sent without staging.
     """
 
     worker: int

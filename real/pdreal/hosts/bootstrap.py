@@ -20,7 +20,8 @@ _CONNECT_S = 60.0
 _HELLO = 0
 
 _Expected = dict[tuple[int, str], "asyncio.Future[Any]"]
-"""Answers that are awaited. Keys: the number of the Peers notice, or _HELLO for a rank's Hello, and the process."""
+"""Answers that are awaited, by (number, process). number: that of the Peers notice which the process answers, or _HELLO
+for a rank's Hello. process: name of the process that answers."""
 
 
 class Bootstrap:
@@ -89,8 +90,8 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for the ranks of an instance that died. Whoever waits for their Hello gets an error; whoever
-        waits for another of their answers goes on without it.
+        """Stops waiting for the ranks of an instance that died. A wait for Hello ends with LaunchError. A wait for
+        another answer of these ranks ends without an answer.
         """
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)

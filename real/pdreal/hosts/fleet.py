@@ -29,8 +29,9 @@ class Fleet:
         loop: AbstractEventLoop,
         on_death: Callable[[str, int | str], None],
     ) -> None:
-        """scenario: resolved. network: the launcher's settings, for runs on several hosts. on_death: called when a
-        started instance has ended, with the instance and its exit code, or with the reason why it was lost.
+        """scenario: resolved. network: the launcher's settings, for runs on several hosts. sockets: folder for Unix
+        sockets. logs: folder for logbooks; None: none are kept. on_death: called when a started instance has ended,
+        with the instance and its exit code, or with the instance and the reason why it was lost.
         """
         self._scenario = scenario.model_copy(update={"workload": None})
         self._options = options

@@ -31,7 +31,8 @@ _SETTLE_NS = 10_000_000_000
 _SETTLE_S = 15.0
 """Maximum time in s for an answer to Settle. An instance that takes longer counts as hung."""
 _PING_S = 1.0
-"""Interval in s at which the launcher asks for levels if the scenario has no health section."""
+"""Interval in s at which the launcher asks instances for their numbers of requests and pages (levels), if the scenario
+has no health section."""
 _LAST_WORDS_S = 0.2
 _FIRST_BACKOFF_S = 0.5
 _MAX_BACKOFF_S = 30.0
@@ -64,10 +65,11 @@ class Instances:
         on_lost: Callable[[str], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """scenario: resolved. network: settings for runs on several hosts. folder: for logbooks; None: none are kept.
+        """scenario: resolved. network: settings for runs on several hosts. sockets: folder for Unix sockets. folder:
+        for logbooks; None: none are kept.
 
         carry_out: called with the health monitor's commands. on_lost: called with a reason if an instance is lost and
-        the scenario has no health section.
+        the scenario has no health section. spawn_task: runs a coroutine in the background.
         """
         self._scenario = scenario
         self._channel = channel
@@ -168,8 +170,9 @@ class Instances:
     # Deaths and restarts.
 
     def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
-        """Handles the end of an instance. If the instance ended by itself, the message with its reason may arrive a
-        moment later.
+        """Handles the end of an instance. exit_code: exit code of the process that ended first, or the reason why the
+        instance was lost. A rank that fails sends its reason in a message, which may arrive a moment later than the
+        exit code.
         """
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)

@@ -44,7 +44,7 @@ HostNotice = HostUp | Time | Ended | KeptLog | HostDone
 
 
 class ClockOffset(NamedTuple):
-    """Difference between a host's monotonic clock and the launcher's."""
+    """The monotonic clock of a host minus the launcher's."""
 
     offset_ns: int = 0
     error_ns: int = 0
@@ -171,7 +171,9 @@ class RemoteHost:
         self._channel.send(self.process, KillRanks(instance_id, rank))
 
     async def end(self, logs: Path | None) -> list[str]:
-        """Ends all processes of the host, and fetches their logbooks if logs are kept. Returns problems."""
+        """Ends all processes of the host, and fetches their logbooks. logs: folder for the logbooks; None: no logbooks
+        are fetched. Returns descriptions of problems.
+        """
         self._alive.clear()
         if self._process is None or self._watch is None:
             return []
@@ -190,7 +192,9 @@ class RemoteHost:
         return [f"{lost or f'host {self.name} was silent at the end'}; logs of its instances were not received"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
-        """Ends the agent by closing its standard input, then by signals."""
+        """Ends the agent by closing its standard input, then by signals. watch: task that ends when the agent has
+        ended.
+        """
         assert process.stdin is not None
         process.stdin.close()
         for stop in (process.terminate, process.kill):
@@ -205,8 +209,9 @@ _PART_BYTES = 4 << 20
 
 
 def read_ticket() -> dict[str, Any]:
-    """Reads the first line of standard input, which the launcher or `pdreal measure` writes. Raises ConfigError if it
-    is no ticket.
+    """Returns the ticket: the first line of standard input, which `pdreal run` or `pdreal measure` writes. A ticket of
+    `pdreal run` has the arguments of `serve_host`; a ticket of `pdreal measure` has the field `target`. Raises
+    ConfigError if the line is no ticket.
     """
     try:
         ticket = parse_json(sys.stdin.readline(), "standard input")

@@ -23,7 +23,7 @@ _START_S = 60.0
 _LOOK_S = 0.02
 _TO_STDERR = 2
 _DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of prctl."""
+"""The option PR_SET_PDEATHSIG of Linux's prctl: a process gets a signal when its parent ends."""
 
 
 class Store:
@@ -100,7 +100,9 @@ class Store:
 
 
 def _be_master(address: str, port: int, metrics_port: int, ready: connection.Connection) -> None:
-    """Becomes the wheel's program mooncake_master, which ends with this process's parent."""
+    """Turns this process into the program mooncake_master of Mooncake's Python wheel. The program ends with this
+    process's parent. ready: gets an empty text before the program starts, or the reason why the program cannot run.
+    """
     if problem := _problem_with_the_wheel():
         ready.send(problem)
         return
@@ -117,7 +119,9 @@ def _be_master(address: str, port: int, metrics_port: int, ready: connection.Con
 
 
 def _lend(master: str, address: str, num_bytes: int, ready: connection.Connection) -> None:
-    """Lends memory to the store until the launcher has ended."""
+    """Lends memory of this process to the store until the launcher has ended. ready: gets an empty text when the memory
+    is lent, or the reason why the memory cannot be lent.
+    """
     import torch  # noqa: PLC0415  the launcher does without
 
     from pdreal.transports.mooncake_store import MooncakeStore  # noqa: PLC0415

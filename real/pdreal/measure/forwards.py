@@ -37,12 +37,14 @@ from pdreal.settings.model import ModelConfig
 _PATIENCE_S = 10
 """Maximum time in s that a process has to exit after it was told to."""
 Instruction = Work | dict[str, Any] | None
-"""Instruction to a rank: a forward to compute, or the sizes of a new runner. None: exit."""
+"""Instruction to a rank: a forward to compute, or the sizes of a new ModelRunner (see `_arguments`). None: exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedModel:
-    """A model on several ranks. On GPUs each rank has its own GPU."""
+    """A model on several ranks. On GPUs each rank has its own GPU. has_whole_experts: each rank holds whole experts
+    instead of a part of every expert. sends_to_experts: ranks send tokens to the ranks of their experts.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
@@ -52,7 +54,9 @@ class RankedModel:
     sends_to_experts: bool
 
     def load(self, rank: int, rendezvous: str) -> Transformer:
-        """Loads this rank's part of the model. Returns when all ranks are connected."""
+        """Loads this rank's part of the model. Returns when all ranks are connected. rendezvous: address at which the
+        ranks meet, such as file:///tmp/ranks.
+        """
         device = torch.device("cuda", rank) if self.device_type == "cuda" else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -96,7 +100,9 @@ class Followers:
         self._folder.cleanup()
 
     def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
-        """Returns the first rank's runner. Its forwards run on all ranks. sizes: as for `_arguments`."""
+        """Returns the first rank's runner. Its forwards run on all ranks. sizes: arguments of ModelRunner, with numbers
+        in place of tensors (see `_arguments`).
+        """
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)
 
@@ -121,8 +127,9 @@ class _LedRunner(ModelRunner):
 
 
 def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ModelRunner. sizes: the same arguments, except that `num_verified` (tokens per request)
-    stands for the drafter, and `num_states` (slots) for the states of linear attention.
+    """Returns arguments of ModelRunner, with a drafter and linear-attention states that are made by `sizes`. sizes: the
+    same arguments, but with `num_verified` (number of tokens of each request that a step verifies; 1: no drafter) in
+    place of the drafter, and `num_states` (number of slots) in place of the states.
     """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
@@ -136,7 +143,9 @@ def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Computes the forwards that the first rank sends, until the first rank sends None or is gone."""
+    """Computes the forwards that the first rank sends, until the first rank sends None or is gone. rendezvous: address
+    at which the ranks meet. num_threads: number of torch's CPU threads. pipe: brings the first rank's Instructions.
+    """
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
     runner: ModelRunner | None = None
@@ -156,8 +165,8 @@ _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
 """Pause in s in which a GPU's clock recovers: clock control looks back over at most 0.1 s (pdsim/cost/affine.py)."""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
-"""Differences in tokens from the case's length, so that repeats have different lengths. There are no more repeats and
-warm-ups than differences."""
+"""Differences in tokens between the length of a repeat and the length of its case, so that repeats have different
+lengths. The list has an entry for every warm-up and every repeat that may be made."""
 _BURSTS = 3
 _BURST_SECONDS = 2.0
 _SHARE_OF_MEMORY = 0.75
@@ -291,8 +300,8 @@ class ForwardBench:
         return row_of("decode", self._times_us(steps), graph=graph, verified=verified, **_sizes(case))
 
     def _decoding(self, case: DecodeCase, *, is_first: bool) -> Callable[[], Sequence[int]]:
-        """Returns a function that computes one decode step. Page tables are set in the first step of a batch only, as
-        in a run.
+        """Returns a function that computes one decode step of the case and returns its tokens. is_first: the step is
+        the first one of a batch, and sets the page tables. Later steps keep the page tables, as in a run.
         """
         num_new, size = self._num_verified, case.batch_size
         tables = self._page_tables([context + num_new for context in case.contexts]) if is_first else []
@@ -366,7 +375,10 @@ def _bench(
     followers: Followers | None = None,
     num_verified: int = 1,
 ) -> ForwardBench:
-    """A bench whose runner is large enough for the largest case."""
+    """Returns a bench whose runner has room for the largest case. seconds: time for each row. followers: the other
+    ranks; None: there is one rank. num_verified: number of tokens of each request that decode steps verify; 1: there
+    are no drafts.
+    """
     sizes: dict[str, Any] = {
         "num_pages": max(_num_pages(case, page_size, num_verified) for case in cases),
         "page_size": page_size,

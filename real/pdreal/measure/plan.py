@@ -34,11 +34,12 @@ class Plan:
 _BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 """Batch sizes to measure: those of CUDA graphs, and some between them."""
 _WITHIN = 16
-"""Distance in tokens from the size of a CUDA graph, so that repeats of slightly different lengths run in one graph."""
+"""Number of tokens by which a measured prompt is shorter than the CUDA graph in which it runs. Slightly shorter and
+longer repeats then run in the same graph."""
 _LENGTHS = (*(size - _WITHIN for size in SIZES[1:]), 2250, 2500, 2750, 3030, 3700, 5300, 6700)
-"""Prompt lengths to measure: within each CUDA graph, because libraries choose kernels for each size (the smallest
-graph has other rows), and longer ones. As in a run, they do not align with the tiles of matrix products.
-"""
+"""Prompt lengths to measure, in tokens. Libraries choose kernels by size, so there is one length for each CUDA graph;
+other rows measure the smallest graph. The last lengths run without graphs. As in a run, lengths do not align with the
+tiles of matrix products."""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

@@ -32,7 +32,7 @@ def driver_version() -> str:
 
 
 def installed(*wheels: str) -> str:
-    """Returns the packages that are installed, each with its version."""
+    """Returns those of the named packages that are installed, each with its version, separated by commas."""
     found = []
     for wheel in wheels:
         try:
@@ -66,7 +66,7 @@ class Row:
     """Total number of new tokens of all prompts of a forward."""
     batch: int | None = None
     graph: int | None = None
-    """Size of the CUDA graph that runs the batch."""
+    """Size, in requests, of the CUDA graph that runs the batch."""
     verified: int | None = None
     """Number of tokens of each request that the step verifies. None: the step verifies no drafts."""
     prefill_graphs: str | None = None
@@ -86,7 +86,7 @@ class Row:
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
-    """Makes a row from measured times. times_us: sorted."""
+    """Makes a row from measured times. times_us: sorted. sizes: values of other fields of Row, by their names."""
     times = {"time_us": median(times_us), "min_us": times_us[0], "repeats": len(times_us)}
     return Row(kind=kind, **times, **sizes)  # type: ignore[arg-type]
 
@@ -139,7 +139,9 @@ class Provenance:
 
 class RowFile:
     def __init__(self, path: Path, provenance: Provenance) -> None:
-        """Opens the file. An existing file is replaced. Raises OSError if the file cannot be written."""
+        """Opens the file. An existing file is replaced. Raises OSError if the file cannot be written. provenance:
+        machine, versions and command, which are written in every row.
+        """
         self._file = path.open("w", newline="", encoding="utf-8")
         self._provenance = asdict(provenance)
         self._table = csv.DictWriter(self._file, [field.name for kind in (Row, Provenance) for field in fields(kind)])

@@ -99,7 +99,8 @@ aborted afterwards."""
 _LOOK_AGAIN_S = 0.01
 _LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
-"""Minimum number of steps of an unchanged batch for a row of the time between steps."""
+"""Minimum number of consecutive decode steps with one batch that a row of kind `loop` needs. Such a row has the time
+between steps."""
 _VOCABULARY = 512
 """Token ids of prompts are below this number. The vocabulary of every model in the catalog is at least as large."""
 
@@ -116,13 +117,12 @@ def serving_rows(
     moe_a2a_backend: str = "none",
     draft_tokens: int = 1,
 ) -> Iterator[Row]:
-    """Yields rows measured with the first available transfer engine, and only rows of handovers and sending with the
-    other engines. Missing engines are reported.
+    """Yields rows of times that serving adds to forwards and transfers. The first available transfer engine gives all
+    rows. Each further engine gives only rows of sending, and of handovers of requests from prefill to decode. With
+    several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
 
-    With several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
-
-    draft_tokens: number of tokens of each request that decode steps verify, of which they accept only one, so that
-    batches stay unchanged. 1: there are no drafts.
+    left_out: called with each missing engine and the reason. draft_tokens: number of tokens of each request that decode
+    steps verify. Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
@@ -182,8 +182,8 @@ def _scenario(
 def _serve(
     scenario: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int]
 ) -> tuple[list[float], RunRecords]:
-    """Serves the requests of `_run`. Returns the time in us of each restart of an instance, and the records of the
-    run.
+    """Serves single requests, waves of requests and batches, as `_run` does, in a new cluster. Returns the time in us
+    of each restart of an instance, and the records of the run. batch_sizes: numbers of requests of the batches.
     """
     with ScratchFolder() as folder:
         loading_us = asyncio.run(_run(scenario, options, plan, batch_sizes, folder))
@@ -193,8 +193,9 @@ def _serve(
 async def _run(
     data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path
 ) -> list[float]:
-    """Serves single requests, which get the lowest ids; then waves of requests beside a long request; then whole
-    batches. Afterwards the decode instance restarts, if there were batches. Returns the times of restarts in us.
+    """Serves single requests, which get the lowest ids; then waves of requests beside a long request; then one batch of
+    each size in batch_sizes. If there are batches, the decode instance restarts afterwards. Returns the time of this
+    restart in us, or an empty list. data: scenario. logs: folder for logbooks.
     """
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)
@@ -255,7 +256,7 @@ async def _read(answer: Request) -> None:
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Yields rows of the stages of single requests, which consist of host work and messages."""
+    """Yields rows of the stages of requests that were served alone. These stages consist of host work and messages."""
     for what, begin, end in (
         ("route", "arrival_ns", "routed_ns"),
         ("admit", "routed_ns", "admitted_ns"),
@@ -329,8 +330,9 @@ def _between_us(requests: Sequence[RequestRecord], begin: str, end: str) -> list
 def _loop_rows(
     steps: Sequence[StepRecord], batch_sizes: Sequence[int], device: torch.device, left_out: Callable[[str], None]
 ) -> Iterator[Row]:
-    """Yields one row per batch size: the time between starts of consecutive decode steps, from the longest run of steps
-    with an unchanged batch.
+    """Yields one row per batch size: the time between starts of consecutive decode steps, from the longest sequence of
+    steps with an unchanged batch. left_out: called with a text about each batch size for which this sequence is too
+    short.
     """
     decode = [step for step in steps if step.kind == "decode"]
     unchanged = groupby(enumerate(decode), key=lambda at: (at[1].num_requests, _context_before(*at)))

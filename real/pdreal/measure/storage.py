@@ -21,7 +21,8 @@ from pdreal.transports.mooncake_store import MooncakeStore
 _SHARE_OF_MEMORY = 0.4
 """Fraction of the host's free memory for the store."""
 _BATCHES_WRITTEN = 2 * MOST_REPEATS
-"""Number of batches of each size for which the store has room: all that are written, so that nothing is evicted."""
+"""Maximum number of batches of one size that are written. The store has room for so many batches of each size, so it
+evicts nothing."""
 
 
 def storage_rows(
@@ -62,7 +63,7 @@ def storage_rows(
 
 @contextmanager
 def running_store(num_bytes: int) -> Iterator[str]:
-    """Context with a store of one drive. Its value is the master's address."""
+    """Context with a store of one drive, which has num_bytes of memory. The context's value is the master's address."""
     with asyncio.Runner() as runner:
         store = Store(Processes(runner.get_loop(), lambda *_: None), runner.get_loop())
         try:

@@ -114,8 +114,9 @@ def transfer_rows(
     left_out: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Yields rows of transfers from this host's first GPU to its last, or to the first GPU of another host. sizes:
-    bytes. descriptors: numbers of descriptors of a transfer. left_out: called with each missing engine and the reason.
+    """Yields rows of transfers from this host's first GPU to its last GPU, or to the first GPU of another host. If
+    `device` is a CPU, the transfers are between host memories. sizes: bytes. descriptors: numbers of descriptors of a
+    transfer. left_out: called with each missing engine and the reason.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]

@@ -53,8 +53,8 @@ class CacheGeometry:
 
 
 class RankPair(NamedTuple):
-    """A prefill rank that writes to a decode rank, and the KV heads that it sends. source_heads and target_heads number
-    the heads as each rank does.
+    """A prefill rank that writes to a decode rank, and the KV heads that it sends. source_heads: indices of these heads
+    among the prefill rank's heads. target_heads: indices of the same heads among the decode rank's heads.
     """
 
     prefill_rank: int
@@ -101,8 +101,8 @@ Planes = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The layouts of a prefill and a decode instance between which KV moves. Raises ValueError if the layouts do not
-    match each other or the scenario.
+    """The layouts of a prefill and a decode instance between which KV moves. wire: the layout by which the scenario
+    computes transfers. Raises ValueError if the two caches do not match each other, or do not match `wire`.
     """
 
     wire: RankPairLayout
@@ -213,7 +213,9 @@ def _planes_of_layers(layers: Sequence[int], planes_per_layer: int) -> Planes:
 
 
 def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLayout, page_bytes: int) -> Move:
-    """Returns copies of whole pages. Consecutive pages are one copy if the scenario's engine joins them."""
+    """Returns copies of whole pages. source, target: ids of the pages on prefill and on decode, in the same order.
+    Pages that are consecutive on both sides are one copy if wire.coalesces.
+    """
     begins = np.ones(len(source) + 1, bool)  # the last is the end
     if wire.coalesces:
         begins[1:-1] = (source[1:] != source[:-1] + 1) | (target[1:] != target[:-1] + 1)
@@ -225,7 +227,9 @@ def _pages(source: Integers, target: Integers, planes: Planes, wire: RankPairLay
 def _slices(
     source: Integers, target: Integers, planes: Planes, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
-    """Returns copies of the heads that are sent, one copy for each token."""
+    """Returns copies of the heads that a pair of ranks sends, one copy for each token. source, target: ids of the pages
+    on prefill and on decode, in the same order.
+    """
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
     remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes
     return Move(planes, local, remote, np.full(len(local), len(pair.source_heads) * prefill.head_bytes))

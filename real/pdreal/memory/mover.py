@@ -46,7 +46,7 @@ class PeerMemory(NamedTuple):
     planes: Sequence[int]
     """Address of the first byte of each plane."""
     ring: int | None
-    """Address of the first byte of the rank's staging ring."""
+    """Address of the first byte of the rank's staging ring. None: the rank has no staging ring."""
     greetings: Sequence[int]
     """Address of some unused bytes in each memory region. A sender writes there to connect."""
     states: Sequence[int] = ()
@@ -218,8 +218,9 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns fingerprints of the KV of these tokens, and of the state if its slot is not 0. Token 0 is the first
-        token of the first page.
+        """Returns a fingerprint for each KV head of the KV of these tokens, and one for this rank's part of the state
+        if state_slot is not 0. pages: pages of a request. tokens: indices of tokens; token 0 is the first token of the
+        first page.
         """
         page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
         of_state = digest_of_state(self._states, state_slot, self._rank)
@@ -282,7 +283,10 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns the fingerprints that PrefillMover.digest returns."""
+        """Returns a fingerprint for each KV head of the KV of these tokens, and one for this rank's part of the state
+        if state_slot is not 0. They equal the fingerprints of PrefillMover.digest if the KV is equal. tokens: indices
+        of tokens; token 0 is the first token of the first page.
+        """
         wait_for_engines(self._planes[0].device)
         page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
         of_state = digest_of_state(self._states, state_slot, self._rank)

@@ -47,7 +47,9 @@ class TorchStaging:
 
 
 class KernelStaging:
-    """Copies all layers in one launch, on the current stream of the calling thread."""
+    """Copies between the cache of one rank on a GPU and staging memory. Each copy moves all layers in one kernel
+    launch, on the current stream of the calling thread.
+    """
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
@@ -63,12 +65,14 @@ class KernelStaging:
         self.launch_scatter(pages, writers, cells).synchronize()
 
     def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a gather. Returns the stream on which it runs."""
+        """Launches a copy of heads of pages into a cell, uint8 [bytes]. Returns the stream on which the copy runs."""
         self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
         return torch.cuda.current_stream(self._pool.device)
 
     def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a scatter. Returns the stream on which it runs."""
+        """Launches a copy of all writers' cells into the pages. writers: the heads in the cell of each rank that sends
+        to this one. cells: the cells in the same order, uint8 [bytes]. Returns the stream on which the copy runs.
+        """
         tokens = self._tokens(pages)
         if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):
             self._kernels.scatter(self._pool, *tokens, cells, writers=len(writers))
@@ -111,7 +115,9 @@ class TorchPush:
 
 
 class KernelPush:
-    """Copies all planes in one launch, on the current stream of the calling thread."""
+    """Copies from pages of the source rank to pages of the target rank, which are mapped here. One launch copies all
+    planes, on the current stream of the calling thread.
+    """
 
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry

@@ -90,12 +90,16 @@ class PagedKv:
         return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Returns the row indices for `read`: the slots in each plane of a layer, plane after plane."""
+        """Returns the rows that `read` takes for these slots. The planes of a layer follow each other: the slots in the
+        first plane, then the slots in the next plane.
+        """
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
 
     def read(self, layer: int, rows: Tensor) -> tuple[Tensor, ...]:
-        """Returns a copy of keys and values, [tokens, heads, head_dim], or of latents."""
+        """Returns a copy of keys and values, [tokens, heads, head_dim], or of latents. rows: the tokens' rows, as
+        `PagedKv.rows` returns them.
+        """
         return self._wide(self._layers[layer][rows].chunk(self._planes_per_layer))
 
     def layer(self, layer: int) -> Sequence[Tensor]:
@@ -145,10 +149,11 @@ def digest(
     page_size: int,
     windows: Mapping[int, int] = MappingProxyType({}),
 ) -> Digests:
-    """Returns the CRC-32 of the KV of some tokens of a page list, over all layers, for each KV head.
+    """Returns the CRC-32 of the KV of some tokens, over all layers, for each KV head.
 
-    heads: the heads that the rank holds. windows: for planes with a sliding window, the number of last tokens to read;
-    other planes are read for all tokens.
+    heads: the heads that the rank holds. pages: pages of a sequence. tokens: indices of the tokens; token 0 is the
+    first token of the first page. windows: number of last tokens to read in a plane with a sliding window, by the
+    plane's index; all tokens are read in other planes.
     """
     slots = torch.from_numpy(slots_of(pages, page_size)[tokens.start : tokens.stop]).to(planes[0].device)
     sums = dict.fromkeys(heads, 0)

@@ -18,7 +18,7 @@ from pdsim.system.catalog import load_model
 from pdsim.system.memory import Role
 
 _SPARE_SLOTS = 2
-"""Number of slots for the states of a chunk that begins before the states of the previous chunk are checkpointed."""
+"""Number of slots for a chunk that begins before the cache has taken the states of the previous chunk."""
 _COUNTED_SLOTS = 3
 """Number of slots that one lease may take. If the core counts fewer for a lease, `num_slots` adds the difference for
 every request."""
@@ -39,8 +39,9 @@ def num_slots(scenario: Scenario, role: Role) -> int:
 
 
 _MISSING = 0
-"""Stands for the slot of a state that the core counts as kept but that no chunk or step has left, because its request
-was given up before it ran on decode. Decode never continues from such states: it gets whole states from prefill."""
+"""Stands for the slot of a state that was never computed, but that the core counts as kept. Such a state's request was
+given up before it ran on decode. Decode never continues from such states, because decode gets whole states from
+prefill."""
 
 
 class _Leased(NamedTuple):

@@ -29,8 +29,9 @@ class StatePool:
         device: torch.device,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """tp: number of ranks that share the heads. num_slots: slots 1 to num_slots. dtype: of the convolution's
-        inputs. allocate: as in PagedKv.
+        """tp: number of ranks that share the heads. num_slots: slots 1 to num_slots. dtype: type of the convolution's
+        inputs. state_dtype: type of recurrent states. allocate: makes memory of the given number of bytes; None: torch
+        allocates the memory.
         """
         delta = config.llama.delta
         assert delta is not None
@@ -53,7 +54,9 @@ class StatePool:
         return self._conv.is_cuda
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Returns both planes of a layer."""
+        """Returns the two planes of a layer: the convolution's last inputs, and the recurrent states. layer: index
+        among the layers with linear attention.
+        """
         return self._conv[layer], self._ssm[layer]
 
     def save(self, request_id: int, slot: int) -> None:

@@ -26,9 +26,9 @@ class Moved(NamedTuple):
 
 
 def page_hashes(sequence: TokenSequence, page_size: int, start_tokens: int, num_pages: int) -> list[str]:
-    """Returns hashes of num_pages pages that follow the first start_tokens tokens of real tokens. A hash is the SHA-256
-    of the hash of the page before and of the page's tokens, as 32-bit integers (SGLang 0.5.23, mem_cache/utils.py:116,
-    get_hash_str). The list ends before the first page with unknown tokens.
+    """Returns hashes of the num_pages pages that follow the first start_tokens tokens of a sequence. A hash is the
+    SHA-256 of the hash of the page before and of the page's tokens, as 32-bit integers (SGLang 0.5.23,
+    mem_cache/utils.py:116, get_hash_str). The list ends before the first page that has tokens whose ids are unknown.
     """
     digest, hashes = b"", []
     for start in range(0, start_tokens + num_pages * page_size, page_size):

@@ -71,10 +71,11 @@ class PackedAttention:
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int = 0
     ) -> Tensor:
-        """query: [all new tokens, heads, head_dim]. key and value: [all tokens, KV heads, head_dim].
+        """Returns the attention of new tokens, [all new tokens, heads, value_dim]. query: [all new tokens, heads,
+        head_dim]. key and value: [all tokens, KV heads, head_dim]; values may be narrower than keys.
 
-        Values may be narrower than keys. scale: factor on scores; None: 1 / sqrt(head_dim). window: number of last
-        tokens that a token sees, including itself; 0: all.
+        scale: factor on scores; None: 1 / sqrt(head_dim). window: number of last tokens that a token sees, including
+        itself; 0: all.
         """
         if query.is_cuda and query.dtype in _FLASH_DTYPES:
             return self._on_gpu(query, key, value, scale, window)
@@ -207,9 +208,9 @@ class KernelDecode:
         num_new: int = 1,
         delta: DeltaDecode | None = None,
     ) -> None:
-        """int32 tensors on the device: positions [batch] of the first new tokens, page_tables [batch, pages].
-
-        num_new: number of new tokens of each sequence. delta: as in GatheredDecode.
+        """positions: number of tokens before the first new token of each sequence, [batch]. page_tables: [batch,
+        pages]. Both are int32 tensors on the device. num_new: number of new tokens of each sequence. delta: the
+        recurrence of linear attention; None: the model has none.
         """
         self.delta = delta or no_states
         from pdkernels import decode_workspace, latent_workspace  # noqa: PLC0415  Triton is needed on GPUs only

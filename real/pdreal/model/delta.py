@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
     decay: Tensor
     """Logarithm of the factor on the state, [tokens, heads]."""
     beta: Tensor
-    """[tokens, heads]."""
+    """Factor on the change that a token makes to the state, [tokens, heads]."""
 
     def part(self, tokens: slice) -> "Inputs":
         return Inputs(*(part[tokens] for part in self))
@@ -248,7 +248,7 @@ class DeltaDecode:
 
 
 def no_states(layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Tensor:
-    """Takes the place of the recurrence in models that have none."""
+    """Takes the place of the recurrence in models without linear attention. Raises NotImplementedError if called."""
     raise NotImplementedError("the model has no layers of linear attention")
 
 

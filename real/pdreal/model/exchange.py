@@ -21,9 +21,9 @@ from pdreal.model.parallel import TensorParallel
 from pdreal.model.weights import ExpertWeights
 
 MOST_FIXED_TOKENS = 2048
-"""Largest number of tokens of a forward whose exchanges have a fixed size, with room for all tokens of a rank in each
-message: the largest CUDA graph of a prefill forward. In longer forwards ranks first tell each other the number of
-tokens, and send a token only to ranks that hold an expert of it."""
+"""Maximum number of tokens of a forward in which ranks exchange messages of a fixed size. Each message has room for all
+tokens of a rank. This maximum is the size of the largest CUDA graph of a prefill forward. In longer forwards ranks
+first tell each other numbers of tokens, and send a token only to ranks that hold an expert of the token."""
 
 
 class Tokens(Protocol):
@@ -42,8 +42,10 @@ class Tokens(Protocol):
         ...
 
     def mixed(self, x: Tensor, weights: ExpertWeights, shared: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the output of a layer of experts, and the chosen experts, for this rank's tokens. shared: output of
-        the shared experts: of this rank's part, or of all if tokens are divided.
+        """Returns the output of a layer of experts for this rank's tokens, [own tokens, hidden], and the experts that
+        the tokens chose, [own tokens, experts per token]. x: this rank's tokens, [own tokens, hidden]. shared: output
+        of the shared experts. If tokens are divided among ranks, `shared` is complete; otherwise it is this rank's
+        part. None: there are no shared experts.
         """
         ...
 
@@ -95,13 +97,18 @@ class DividedTokens:
         return pad(x, (0, 0, 0, missing)) if (missing := -len(x) % self._ranks.size) else x
 
     def _fixed(self, rows: Tensor, weights: ExpertWeights) -> Tensor:
-        """Sends every token to every rank. A CUDA graph can hold the exchange, because its size is fixed."""
+        """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends every token to every rank. A CUDA
+        graph can hold the exchange, because its size is fixed. rows: this rank's tokens, as `packed` returns them.
+        """
         size = self._ranks.size
         computed = _computed(self._ranks.exchange(rows.repeat(size, 1)), weights)
         return self._ranks.exchange(computed).view(size, len(rows), -1).sum(0)
 
     def _counted(self, rows: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
-        """Sends a token once to each rank that holds at least one of its experts, and gets a sum back from each."""
+        """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends a token once to each rank that
+        holds at least one of its experts, and adds up the ranks' results. rows: this rank's tokens, as `packed` returns
+        them. chosen: indices of the tokens' experts.
+        """
         size, num_tokens = self._ranks.size, len(rows)
         holder = chosen // (len(weights.router) // size)
         needed = (holder == torch.arange(size, device=rows.device)[:, None, None]).any(dim=2)

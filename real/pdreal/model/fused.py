@@ -156,7 +156,9 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Normalises and rotates heads in place. head_dim must be a power of two, and the dimension must be contiguous."""
+    """Normalises heads, if norms are given, and rotates them, in place. head_dim must be a power of two, and the
+    numbers of a head must be contiguous. The arguments are those of operations.norm_rotate_.
+    """
     num_tokens, num_heads, head_dim = heads.shape
     query_norm, key_norm = norms or (angles, angles)
     types, strides = (heads.dtype, positions.dtype), (heads.stride(0), heads.stride(1))

@@ -52,7 +52,7 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds the best experts of one token, and their weights, which sum to 1."""
+    """Finds the best experts of one token and their weights, which sum to 1. Adds the token to the experts' lists."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -91,7 +91,9 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Routes one token as experts.route does for a model with groups. Scores are in fp32."""
+    """Finds the experts of one token by groups (DeepSeek-V3's routing, as experts.route). Writes the experts and their
+    weights, and adds the token to the experts' lists. Scores are in fp32.
+    """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     group, within = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_GROUP)
@@ -326,7 +328,7 @@ def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, row: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
     """Returns the launchers of gate_up_kernel and down_kernel, and the number of columns that one program of each
-    computes.
+    computes. dtype: type of activations. narrow: type of weights in memory. row: distance of two inputs in elements.
     """
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
@@ -400,8 +402,8 @@ class _Lists(NamedTuple):
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Does the same as experts.run_experts, and can be captured in a CUDA graph. Hidden and inner size must be
-    multiples of 16.
+    """Returns what experts.run_experts returns: for each token the sum of expert outputs, and the chosen experts. A
+    CUDA graph can hold the kernels. Hidden and inner size must be multiples of 16.
     """
     lists = _Lists.empty(x, weights.num_active, len(weights.own))
     _launch_choice(x, weights, weights.own, *lists.pointers)
@@ -409,14 +411,16 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Does the same as experts.route, with weights in fp32 and numbers in int32."""
+    """Returns weights (fp32) and indices (int32) of each token's experts, [tokens, experts per token] each."""
     nobody = _Lists.empty(x, weights.num_active, 0)
     _launch_choice(x, weights, range(0), *nobody.pointers)
     return nobody.shares, nobody.chosen
 
 
 def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
-    """Does the same as experts.mix. Rows of the arguments may lie apart; x begins at a multiple of 16 bytes."""
+    """Returns the weighted sum of the outputs of this rank's experts, [tokens, hidden]. shares, experts: as `route`
+    returns them. Rows of the arguments may lie apart; x begins at a multiple of 16 bytes.
+    """
     lists = _Lists.empty(x, weights.num_active, len(weights.own))
     launch = _enter(shares.stride(0), experts.stride(0), weights.num_active, weights.own)
     launch(x.device, (len(x), 1, 1), shares.data_ptr(), experts.data_ptr(), *lists.pointers, len(x))

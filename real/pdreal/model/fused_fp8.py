@@ -85,7 +85,7 @@ def widen_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Widens some rows of one block."""
+    """Converts some rows of one block from e4m3 to TYPE, and multiplies them by the block's scale."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     at = row.to(tl.int64)[:, None] * INPUTS + column[None, :]

@@ -95,7 +95,9 @@ class Transformer:
         device: torch.device,
         tp: TensorParallel | None = None,
     ) -> "Transformer":
-        """Loads a model with its weights. Raises ModelError as `load_weights` does."""
+        """Loads a model with its weights. Raises ModelError if the model does not divide into so many ranks, or the
+        checkpoint belongs to another model.
+        """
         tp = tp or TensorParallel()
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 

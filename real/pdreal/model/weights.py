@@ -160,7 +160,7 @@ class GroupedWeights:
     qkv: Matrix
     """Projections to queries, keys, values and, if there are any, gates of all heads."""
     head_norms: tuple[Tensor, Tensor] | None
-    """Norms of query and key heads."""
+    """Weights of the norms of query heads and of key heads, [head_dim] each. None: heads have no norms."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class LatentWeights:
     query_norm: Tensor | None
     """Norm of the queries' latent. None: queries are not made from a latent."""
     query: Tensor | None
-    """Query projection, [heads * (plain | rotated), query rank]."""
+    """Query projection, [heads * (plain | rotated), query rank]. None: `into` makes the queries."""
     latent_norm: Tensor
     heads: LatentHeads
 
@@ -274,9 +274,9 @@ def load_weights(
 def load_draft_weights(
     config: ModelConfig, source: WeightSource, tp: TensorParallel, target: ModelWeights
 ) -> tuple[Tensor, ModelWeights]:
-    """Loads the projection [hidden, embedding | hidden] and the layer of a draft, which shares embedding and output
-    projection with the target. config: shape of the draft, of one layer. Raises ModelError if the layer does not divide
-    into so many ranks.
+    """Loads a draft head: its projection [hidden, embedding | hidden], and its layer. The head shares embedding and
+    output projection with the target. config: shape of the head, of one layer. Raises ModelError if the layer does not
+    divide into so many ranks.
     """
     tp.check(config)
     shapes = {**config.parameters, "fc.weight": (config.hidden_size, 2 * config.hidden_size)}
@@ -316,7 +316,10 @@ class _Loader:
         return self(name, rows, columns)
 
     def heads(self, name: str, num_heads: int, part: slice) -> Tensor:
-        """Returns the rows of a matrix that belong to this rank's heads, [heads, rows of a head, inputs]."""
+        """Returns the rows of a matrix that belong to some heads, [heads, rows of a head, inputs]. name: the
+        parameter's, without .weight. num_heads: number of heads in the whole matrix. part: indices of the heads to
+        return.
+        """
         whole = self._whole(f"{name}.weight")
         return whole.view(num_heads, -1, whole.shape[1])[part].to(self.device, self.dtype)
 

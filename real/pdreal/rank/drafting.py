@@ -23,7 +23,7 @@ from pdreal.model.draft import DraftHead
 from pdreal.model.transformer import Attend
 
 UNTAUGHT = -1
-"""Stands in `taught` where the head's own proposal is verified."""
+"""Stands in VerifyRows.taught for a draft that is the head's own proposal."""
 
 
 class VerifyRows(NamedTuple):
@@ -32,13 +32,14 @@ class VerifyRows(NamedTuple):
     tokens: Tensor
     """Last token of each sequence, [rows]."""
     positions: Tensor
-    """Number of KV tokens before that token, [rows]."""
+    """Number of tokens with KV before the last token of each sequence, [rows]."""
     slots: Tensor
     """Index of the place where each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
     """Number of tokens that the step gives to each sequence, [rows]. Padding: 0."""
     taught: Tensor
-    """Tokens to verify in place of the head's proposals, [rows, V - 1]. UNTAUGHT: the proposal."""
+    """Tokens to verify in place of the head's proposals, [rows, V - 1] if a step verifies V tokens of each row.
+    UNTAUGHT: the head's proposal is verified."""
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:

@@ -259,9 +259,9 @@ class Executor:
     ) -> Outcome:
         """Returns the result of a step, for the instance, and the step's new tokens.
 
-        tokens: tokens of each row of the step's batch, from the ranks. If the step verifies drafts: what Drafter.step
-        returns. logprobs: for each row, or empty if no request asks for log probabilities. seeds: for each chunk, or
-        empty if there are no drafts.
+        tokens: the ranks' tokens, one for each row of the step's batch. If the step verifies drafts: each row's drafts,
+        choices and flags, as Drafter.step returns them. logprobs: for each row, or empty if no request asks for log
+        probabilities. seeds: for each chunk, or empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
@@ -343,8 +343,8 @@ class Executor:
         return self._speculation.begin([sequence.lacking for sequence in sequences])
 
     def _changes(self) -> tuple[PageTableChange, ...]:
-        """Returns changes of page tables: for rows that hold another sequence than before, and for sequences that got
-        more pages.
+        """Returns changes of page tables since the last step: for rows that hold another sequence than before, and for
+        sequences that got more pages.
         """
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         num_drafts = 0 if self._speculation is None else self._speculation.num_verified - 1

@@ -127,8 +127,8 @@ class DecodeGraphs(_Graphs):
         num_ahead_tokens: int = 1,
         states: StatePool | None = None,
     ) -> None:
-        """num_columns: number of inputs of each sequence besides its page table, and besides the slots of its state if
-        the model has states.
+        """num_columns: number of integers that a step uploads for each sequence. The sequence's page table and the
+        slots of its linear-attention state are not counted.
 
         num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
         """
@@ -416,8 +416,8 @@ class PagedAttention:
 
 
 def has_prefill_graphs(model: Transformer) -> bool:
-    """True if CUDA graphs can be captured of the model's prefill forwards: it has no latent KV, and kernels exist for
-    its head_dim.
+    """True if the model's prefill forwards can be captured as CUDA graphs. Models with latent KV cannot, nor models for
+    whose head_dim there is no kernel.
     """
     from pdkernels.attention.paged_prefill import can_page  # noqa: PLC0415
 

@@ -89,7 +89,8 @@ class RankThreads:
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
         """Begins a task in its thread. on_done: called on the main thread with the task's result, or with the exception
-        that the task raised.
+        that the task raised. on_layers: called in the compute thread with the number of a prefill forward's layer
+        groups that are computed; None: not called.
         """
         if isinstance(task, Compute):
             if isinstance(task.work, DecodeBatch) and not self._num_queued and self._launch(task.work, on_done):
@@ -186,7 +187,9 @@ class RankThreads:
     def _send(
         self, unit: TransferUnit, staging_offset_bytes: int | None, windows: Windows | None, state: StateMove | None
     ) -> None:
-        """Sends a unit after this rank has computed the layers that the unit contains."""
+        """Sends a unit after this rank has computed the layers that the unit contains. The arguments are the fields of
+        SendUnit.
+        """
         if (needed := unit.after_layers) is not None:
             with self._progress:
                 self._progress.wait_for(lambda: needed < self._layers_computed)
@@ -228,8 +231,8 @@ class RankGroup:
         on_done: Callable[[ComputedTokens], None] = lambda _: None,
         on_layers: Callable[[int], None] | None = None,
     ) -> None:
-        """Sends a task to all ranks, and calls on_done with the leader's result. on_layers: as in ModelRunner.run, for
-        the leader's forward. If a rank fails, the instance fails.
+        """Sends a task to all ranks, and calls on_done with the leader's result. on_layers: called after each layer
+        group of the leader's prefill forward, with the number of computed groups. If a rank fails, the instance fails.
         """
         for follower in self._followers:
             self._channel.send(follower, notices.Task(0), payload=task)

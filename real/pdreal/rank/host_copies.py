@@ -32,7 +32,7 @@ class HostCopies:
         carry_out: Callable[[Sequence[m.Command]], None],
         tell: Callable[[m.Message], None],
     ) -> None:
-        """tell: gives the instance a message."""
+        """carry_out: carries out commands of the instance that were held back. tell: gives the instance a message."""
         self._instance_id = spec.instance_id
         self._group = group
         self._executor = executor

@@ -23,7 +23,9 @@ class KvDamagedError(Exception):
 
 
 class KvTransfers:
-    """Carries out the commands of an instance's sender or receiver, and keeps the data of KV under way."""
+    """Carries out the commands of an instance's sender or receiver. Keeps data of requests whose KV is being
+    transferred.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,9 @@ class KvTransfers:
         log: InstanceLog,
         carry_out: Callable[[Sequence[m.Command]], None],
     ) -> None:
-        """agents: the instance's sender or receiver, if it has one."""
+        """agents: the state machine that sends or receives KV for the instance; empty if there is none. carry_out:
+        carries out the commands of this state machine.
+        """
         self._instance_id = spec.instance_id
         self._agents = {agent.instance_id: agent for agent in agents}
         self._group = group
@@ -130,8 +134,8 @@ class KvTransfers:
             self._check.on_sent(unit, worker, self._num_sent_tokens(unit.request_id), slot, tell_sender)
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
-        """Returns data that is sent to decode with the last KV of a request: its first token, number of cached tokens
-        and seed of drafts, and fingerprints if KV is checked.
+        """Returns data that is sent to decode with the last KV of a request: `token` (the first token), `logprobs` of
+        this token, `num_cached_tokens`, `seed` of drafts, and `digests` (fingerprints) if KV is checked.
         """
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)

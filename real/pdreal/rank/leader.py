@@ -221,8 +221,8 @@ class Leader:
 
 
 def state_machines(spec: RankSpec) -> list[Any]:
-    """Returns the state machines of an instance: itself, and its sender or receiver. They know whether the instance was
-    restarted.
+    """Returns new state machines of an instance: the instance itself, then its sender or receiver. If spec.life is
+    above 0, they begin as machines of a restarted instance.
     """
     names = [spec.instance_id]
     if spec.role == "prefill":

@@ -257,8 +257,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next token of each sequence of a batch, or the result of `_verify` if the batch verifies
-        drafts.
+        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns each row's drafts,
+        choices and flags, as Drafter.step makes them, one row after another.
         """
         wait_for_engines(self.model.device)
         if self._graphs is not None:
@@ -277,7 +277,9 @@ class ModelRunner:
         return chosen
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
-        """Returns what Drafter.step does, one row after another."""
+        """Returns each row's drafts, the target's choices and flags, as Drafter.step makes them, one row after another.
+        seeds: pairs (place, seed) of sequences that join the batch.
+        """
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
         self._drafter.plant(seeds)

@@ -105,8 +105,8 @@ class Speculation:
 
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
         """Returns the step's new tokens of each row: the accepted drafts, and the token that the target chose after
-        them. computed: each row's drafts, its choices, and whether drafts are nearly choices, from the ranks
-        (Drafter.step).
+        them. computed: integers from the ranks (Drafter.step). They are, for each row, its drafts, the target's
+        choices, and for each draft whether it is nearly the target's choice (1 or 0).
         """
         made, end = [], 0
         for state, num_tokens in self._rows:

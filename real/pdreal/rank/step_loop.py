@@ -77,7 +77,9 @@ class StepLoop:
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the loop must wait for a step's end or for a message."""
+        """Begins steps until the loop must wait for a step's end or for a message. answer: result of the step that has
+        ended; None: no step has ended since the last call.
+        """
         while True:
             asked = self._loop.send(answer)
             if self._executor.num_requests > self._look_around_at:

@@ -152,8 +152,8 @@ class Storage:
     def _record(
         self, kind: Literal["read", "store"], ranks: Sequence[Moved], num_pages: int, num_rank_pages: int
     ) -> None:
-        """Records a read or write, from the first rank's start to the last rank's end. num_rank_pages: number of pages
-        of all ranks together.
+        """Records a read or write, from the first rank's start to the last rank's end. num_pages: number of the
+        instance's pages. num_rank_pages: the sum of the numbers of pages that the ranks moved.
         """
         if num_pages:
             start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns

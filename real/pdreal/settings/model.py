@@ -152,7 +152,7 @@ class ModelConfig:
         return shapes
 
     def has_routing(self, layer: int) -> bool:
-        """True if experts are routed as in DeepSeek-V3. Models with shared experts count, too."""
+        """True if a layer has experts that are chosen by llama.routing (DeepSeek-V3's routing, with shared experts)."""
         return self.llama.routing is not None and layer >= self.num_dense_layers
 
     @property
@@ -254,7 +254,7 @@ def from_catalog(name: str) -> ModelConfig:
 
 
 def _kv_heads(attention: GroupedQueryAttention | LatentAttention) -> tuple[int, int]:
-    """Returns number and size of the KV heads in the cache."""
+    """Returns the number of KV heads in the cache, and the size of each head in elements."""
     if isinstance(attention, LatentAttention):
         return 1, attention.kv_lora_rank + attention.rope_dim
     return attention.num_kv_heads, attention.head_dim

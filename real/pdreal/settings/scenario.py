@@ -145,7 +145,9 @@ def _check_hosts(scenario: Scenario, options: Options) -> None:
 
 
 def _check_windows(scenario: Scenario) -> None:
-    """Raises ConfigError for features that need KV of sliding-window layers which decode never gets."""
+    """Raises ConfigError if a scenario with sliding windows has decode.radix_cache or prefill.layer_groups. Decode gets
+    only the last tokens' KV of sliding-window layers, after the KV of all other layers.
+    """
     if not wire_of(scenario).num_window_planes:
         return
     prefill, decode = scenario.pair
@@ -233,8 +235,9 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """Returns the scenario with what real mode decides itself: kv_dtype, decode.retraction_backup, and health if there
-    are several hosts. Not yet resolved. Raises ConfigError if the scenario needs what works in simulation only.
+    """Returns the scenario with the fields that real mode sets by itself: kv_dtype, decode.retraction_backup, and
+    health if there are several hosts. The scenario is not resolved yet. Raises ConfigError if the scenario has features
+    that work in simulation only.
     """
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")

@@ -95,11 +95,11 @@ class MooncakeTransport:
         return int(self._engine.batch_transfer_sync_write(address, *ranges)) == 0
 
     def _write_asleep(self, address: str, *ranges: list[int]) -> bool:
-        """Writes each range by itself, because the engine's check of a write looks at one range only. Returns True if
-        all ranges are written.
+        """Writes each range by itself, because the engine's check of a write looks at one range only. ranges: local
+        addresses, remote addresses, and lengths in bytes. Returns True if all ranges are written.
 
-        The time limit is the same as the engine's own. Without one TCP would keep trying for a quarter of an hour after
-        a link is cut.
+        The time limit is the same as the engine's own. Without a limit TCP would keep trying for a quarter of an hour
+        after a link is cut.
         """
         submitted = [self._engine.transfer_submit_write(address, *each) for each in zip(*ranges, strict=True)]
         until_s = time.monotonic() + TIMEOUT_S + sum(ranges[2]) / 1e9

@@ -93,7 +93,9 @@ DEBIAN_PACKAGES = {
 
 
 def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
-    """Imports the first of these modules that is installed. Raises UnavailableError if none can be imported."""
+    """Imports the first of these modules that is installed. wheel: name of the package to install, for the message.
+    Raises UnavailableError if none can be imported.
+    """
     for module in modules:
         try:
             return importlib.import_module(module)
