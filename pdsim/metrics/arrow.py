@@ -1,7 +1,7 @@
 """Converts Python values to Arrow arrays, and Arrow arrays to NumPy arrays.
 
 The conversions of pyarrow, and its reader of tables, import pandas if it is installed. This import takes longer than
-writing and reading the tables of a thousand requests.
+writing and reading the tables of a thousand requests, so these functions do without pandas.
 """
 
 from array import array
@@ -75,8 +75,8 @@ def _numbers(kind: Any, numbers: "array[Any]", present: Any) -> Any:
 
 
 def _texts(texts: Sequence[str], present: Any) -> Any:
-    """Arrow array of texts: their UTF-8 bytes one after another, and the position at which each text ends. present:
-    bits that tell values from nulls.
+    """Arrow array of texts, made of two buffers: the UTF-8 bytes of all texts, and the positions at which texts end.
+    present: Arrow buffer with one bit for each text; a bit of 0 makes the text null. None: no text is null.
     """
     import pyarrow as pa  # noqa: PLC0415
 

@@ -20,7 +20,9 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """The columns of a table, as NumPy arrays. Each array is made when it is first used."""
+    """The columns of a table, as NumPy arrays. Each array is made when it is first used. numbers: function that makes
+    the column of a name. words: function that makes a column of texts, as the method `words` returns it.
+    """
 
     def __init__(self, numbers: Callable[[str], Array], words: Callable[[str], tuple[Array, list[str]]]) -> None:
         self._numbers, self._words = numbers, words
@@ -65,8 +67,8 @@ class StoredRecords:
     """Records of a run folder. A table is read as a list of records, or as columns, when an analysis first uses it."""
 
     def __init__(self, folder: Path, tables: Mapping[str, Any] | None = None) -> None:
-        """tables: the folder's tables, if they are already read. Raises RunFolderError if no run has written such
-        tables.
+        """tables: Arrow tables of the folder by name, if they are already read. Raises RunFolderError if a table is
+        missing or damaged, or if its columns are not those of a run.
         """
         self._folder = folder
         self._tables = {name: checked_table(folder, name) for name in KINDS} if tables is None else tables
@@ -122,7 +124,7 @@ def columns(records: Records, name: str) -> Columns:
 
 
 def columns_of(name: str, rows: Collection[Any]) -> Columns:
-    """The columns of records, which belong to the table `name`."""
+    """The columns of the records `rows`, as the table `name` has them. name: one of TABLES."""
     kind = KINDS[name]
 
     def numbers(column: str) -> Array:
@@ -163,5 +165,5 @@ def _stored(name: str, table: Any) -> Columns:
 
 
 def _joined(chunked: Any) -> Any:
-    """The values of a column as one Arrow array, which are copied only if they are in several chunks."""
+    """The values of a table's column as one Arrow array. The values are copied only if they are in several chunks."""
     return chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()

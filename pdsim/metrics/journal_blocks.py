@@ -1,12 +1,12 @@
 """Writes and reads the calls of a journal in blocks. A block is a line of JSON with columns, in which each message
 stands once; lines of single calls take longer to write and to read.
 
-A block has two keys. `objects` has the messages, steps and results of its calls, each once: a list of kinds, each with
-a column for each field. Objects are numbered in this order from 0. An object that stands in a field of another comes
-before the other, and the column has {"numbers": ...} instead of values. `calls` has the calls in order, with a column
-for each of:
+A block has two keys. `objects` has the messages, steps and results of its calls, each once, in groups of one kind: the
+kind's name, and a column for each field. Objects are numbered from 0 in the order of groups and rows. If a field holds
+other objects, these come in an earlier group, and the column is {"numbers": ...} instead of values. `calls` has the
+calls in order, with a column for each of:
 
-instance_id, call, now_ns   as in the entry
+instance_id, call, now_ns   name of the instance, name of its method, and time of the call
 num_args, num_returned      how many objects the call got, and how many it returned; a chosen step is the first of them
 objects                     numbers of all objects that calls got, then of all that they returned
 """
@@ -36,8 +36,8 @@ def _sequence_json(value: Any) -> Any:
 
 
 class _Objects:
-    """Objects of a block, with their numbers by id. The ids stay valid, because the block's calls keep the objects
-    alive.
+    """Objects of a block, with their numbers. Objects are told apart by Python's id(), which stays valid because the
+    block's calls keep the objects alive.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,9 @@ class _Objects:
         return list(map(to_json, values))
 
     def _ids(self, ids: tuple[int, ...]) -> Any:
-        """A tuple of integers as JSON. Consecutive page ids are one run; to look for several runs takes too long."""
+        """A tuple of integers as JSON: a list, or {"Runs": [first, length]} for many consecutive integers, such as page
+        ids. A tuple of several runs becomes a list, because the search for runs takes too long.
+        """
         if len(ids) < LONG:
             return list(ids)
         if (known := self._pages.get(id(ids))) is None:

@@ -15,7 +15,9 @@ _MS = 1e6
 
 
 class _Row(NamedTuple):
-    """Consecutive decode steps of one batch. Times are in ns."""
+    """Consecutive decode steps of one batch. The first takes first_ns, and each further step growth_ns more than the
+    step before. Times are in ns.
+    """
 
     lead_ns: int
     """First gap in ns of the requests that were in the batch before these steps. Equal to first_ns unless these
@@ -27,7 +29,9 @@ class _Row(NamedTuple):
 
 
 class _Stay(NamedTuple):
-    """Consecutive decode steps for which a request stays in a batch. The first of them are rows[begin]."""
+    """Consecutive decode steps for which a request stays in a batch: all items of `rows`, a list of the instance, from
+    index `begin` on. The list grows until the request leaves.
+    """
 
     rows: list[_Row]
     begin: int
@@ -112,8 +116,8 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Adds the gaps of a request that leaves its batch. There are more gaps than the request has if the request
-        ended before the last recorded step; `finished_ms` leaves them out.
+        """Adds the gaps of a request that leaves its batch. If the request ended before the last recorded step, this
+        adds too many gaps; `finished_ms` leaves these out.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))

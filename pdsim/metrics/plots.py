@@ -56,8 +56,8 @@ _BARS = (
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Records]) -> Figure:
-    """Figure that compares throughput and latency of several runs. For runs with records, the figure also shows stages
-    and TTFT.
+    """Figure that compares throughput and latency of several runs. summaries, runs: summary and records of each run, by
+    the run's name. Runs without records are drawn without stages and TTFT.
     """
     figure = Figure(figsize=(13, 7), layout="constrained")
     sides: Any = figure.subfigures(1, 2, width_ratios=(1.35, 1))
@@ -107,7 +107,9 @@ def overview(records: Records) -> Figure:
 
 
 def draw_stages(ax: Any, runs: Mapping[str, Records]) -> None:
-    """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one."""
+    """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one. runs:
+    records by the name of the run, which labels the bar.
+    """
     times = {name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(run).items()} for name, run in runs.items()}
     longest = max((sum(row.values()) for row in times.values()), default=0.0)
     seen = [s for s in ALL_STAGES if any(row.get(s, 0.0) > _SMALL * longest for row in times.values())]

@@ -131,7 +131,9 @@ class Recorder:
         record.encode_start_ns, record.encode_end_ns, record.embeddings_ns = start_ns, end_ns, now_ns
 
     def on_embeddings_read(self, request_id: int, now_ns: int) -> None:
-        """Records that a server which waits with a prompt has read embeddings (vLLM)."""
+        """Records the time at which a vLLM server has read embeddings of a request whose prompt is queued but not yet
+        computed.
+        """
         record = self._requests[request_id]
         if record.prefill_start_ns is None:
             record.embeddings_ns = now_ns
@@ -237,8 +239,8 @@ class Recorder:
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """Records decode steps, and the gap of each request whose last token came earlier than the begin of the first
-        step.
+        """Records the gaps of requests whose last token came before the first of these decode steps began. Returns
+        `row`, the record of the steps, with the number of such requests.
         """
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses: list[TokenGap] = []
@@ -263,7 +265,9 @@ class Recorder:
         return row
 
     def _on_micro_batch(self, step: MicroBatchStep, row: StepRecord) -> StepRecord:
-        """Records a decode step of one micro-batch. Each gap lasts from the request's last token to the step's end."""
+        """Records a decode step of one micro-batch. Each gap lasts from the request's last token to the step's end.
+        Returns `row`, the record of the step, with the number of gaps.
+        """
         end_ns = row.start_ns + row.duration_ns
         gaps_ns = []
         for request_id in step.joined:
@@ -278,7 +282,7 @@ class Recorder:
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
         """Records a decode step that verified drafted tokens. The new tokens of a request share the time since its last
-        token.
+        token. Returns `row`, the record of the step, with the number of gaps.
         """
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))

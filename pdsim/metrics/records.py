@@ -87,8 +87,8 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class StepRecord:
-    """A forward of prefill or of an encode instance, or consecutive decode steps of one batch, of which each takes
-    growth_ns longer than the step before.
+    """A forward of prefill or of an encode instance, or consecutive decode steps of one batch. Each of these decode
+    steps takes growth_ns longer than the step before.
     """
 
     instance_id: str
@@ -114,7 +114,7 @@ class StepRecord:
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests whose last token did not come directly before the row's first step, but earlier.
+    """Number of requests whose last token did not come directly before the record's first step, but earlier.
     RunRecords.token_gaps has the time since this token.
     """
     copying_ns: int = 0
@@ -282,8 +282,8 @@ class RunRecords:
     """Requests and pages of each instance over time. Empty: the run did not record them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
     token_groups: list[Run] | None = None
-    """With a stream interval: times in ns between the groups of tokens that reach the client of a finished request
-    together. The weight of a Run is the number of tokens per group. None: each token reaches the client alone.
+    """With a stream interval, a client receives tokens in groups. Times in ns between the groups of each finished
+    request; the weight of a Run is the number of tokens per group. None: each token reaches the client alone.
     """
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Copies to and from host caches and storage. Empty: there are no host caches."""

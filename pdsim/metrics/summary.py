@@ -70,7 +70,9 @@ def summarize(
 
 
 def _classes(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Latencies of each class of requests. Empty: requests have no classes."""
+    """The summary field `classes`: for each class of requests, how many finished and failed, with statistics of TTFT
+    and TPOT. Empty: requests have no classes.
+    """
     names = sorted({r.request_class for r in requests} - {""})
     return (
         {"classes": {name: _of_class([r for r in requests if r.request_class == name]) for name in names}}
@@ -142,7 +144,9 @@ def _end_ns(request: RequestRecord) -> int:
 
 
 def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
-    """The summary fields of one latency: mean, median, deviation and percentiles in ms. None: there are no samples."""
+    """The summary fields of one latency: mean, median, deviation and percentiles in ms. name: the latency in the names
+    of fields, such as ttft in mean_ttft_ms. A field is None if there are no samples.
+    """
     if not samples.count:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}
     percentiles = {f"p{p}_{name}_ms": samples.percentile(p) for p in (90, 95, 99)}
@@ -291,8 +295,8 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""The queue counts as growing only if more than this share of the requests ended too late. Fewer may come from a burst
-at the end.
+"""The queue counts as growing only if, of the requests that should have ended in the second half of the run, more than
+this share had not. A smaller share may come from a burst at the end.
 """
 _DEVIATIONS = 3
 """Arrivals and ends of requests may differ by this many standard deviations of the arrivals; a larger difference is not

@@ -210,7 +210,9 @@ def ranges_of(summary: Mapping[str, Any]) -> Ranges:
 
 
 def range_note(summary: Mapping[str, Any]) -> str:
-    """A sentence that says from which requests the ranges come. Empty: from all requests."""
+    """A sentence on ranges that were estimated: they come from the first requests of the load, and the sentence says
+    how many and how exact. Empty: all requests were simulated, or there are no ranges.
+    """
     own = summary.get("pdsim", {})
     if "interval_requests" not in own:
         return ""
@@ -221,7 +223,9 @@ def range_note(summary: Mapping[str, Any]) -> str:
 
 
 def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
-    """Text of a field's range, such as "1.2 to 3.4", in the unit of the values `beside` it."""
+    """Text of a row's range without its unit, such as "1.2 to 3.4". found: ranges by field. beside: values that are
+    shown next to the range; their sizes and the range choose the unit. Empty: the field has no range.
+    """
     if row.field not in found:
         return ""
     _, (*_, least, most) = row.cells([*beside, *found[row.field]])
@@ -229,8 +233,8 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """Text that stands behind a number: `beside`, then the field's range, such as "1.2 to 3.4 s". If there is no range:
-    `beside` alone.
+    """A note for a number: the text `beside`, then the number's range with its unit, such as "p99 2 s, 1.2 to 3.4 s".
+    field: the number's summary field. found: ranges by field. Without a range: `beside` alone.
     """
     if field not in found:
         return beside

@@ -28,7 +28,7 @@ class RunFolderError(InputError):
 
 
 class Kind(NamedTuple):
-    """A kind of table: its columns, and how records are made of its rows."""
+    """A kind of table: its columns, the type of each column (hints), and how records are made of its rows."""
 
     columns: Sequence[str]
     values: Sequence[str]
@@ -113,12 +113,16 @@ def stored_table(folder: Path, name: str) -> Any:
 
 
 def stored_records(folder: Path) -> RunRecords:
-    """Reads the records of a run folder. Raises RunFolderError if no run has written such tables."""
+    """Reads the records of a run folder. Raises RunFolderError if a table is missing or damaged, or if its columns are
+    not those of a run.
+    """
     return RunRecords(**{name: records_in(folder, name, checked_table(folder, name)) for name in TABLES})
 
 
 def checked_table(folder: Path, name: str) -> Any:
-    """Reads a table, and checks that each column has the type of its field. Raises RunFolderError."""
+    """Reads a table of a run folder, one of TABLES. Raises RunFolderError if the table is missing or damaged, or if a
+    column does not have the type of its field.
+    """
     table = stored_table(folder, name)
     for column in table.schema:
         _require_column(folder / f"{name}.parquet", table, column, KINDS[name].hints.get(column.name))
@@ -151,11 +155,13 @@ _WORDS = {
     ("steps", "kind"): {"prefill", "decode", "encode"},
     ("requests", "outcome"): {"unfinished", "finished", "failed"},
 }
-"""Columns of which each row has one of a few words, by table and column."""
+"""Words that a column of texts may have, by table and column."""
 
 
 def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column does not have the type of its field, or lacks values that every record has."""
+    """Raises RunFolderError if a column does not have the type of its field, or lacks values that every record has.
+    path: file of the table. hint: type of the field; None: the field is unknown, and nothing is checked.
+    """
     from pyarrow import types  # noqa: PLC0415
 
     values, kinds = table.column(column.name), get_args(hint) or (hint,)

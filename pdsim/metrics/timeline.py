@@ -117,7 +117,7 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
     """Slices of transfers, on the track of their worker, with the causes of delay as slices inside. Also counters of
-    the transfers in flight on each path.
+    the transfers in flight on each path. process: number of each instance's process.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
@@ -150,7 +150,7 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
     """Slices for the grants and merges of decode. One arrow leads from each grant to the forward or the transfer worker
-    of prefill, and another from the transfer worker to the merge.
+    of prefill, and another from the transfer worker to the merge. process: number of each instance's process.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
@@ -174,8 +174,8 @@ def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Eve
 def _decisions(
     requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
 ) -> Iterator[Event]:
-    """Slices for decisions. Requests whose decision falls on one moment share a slice. tid: track of the slices.
-    moment: the record field with the time of the decision.
+    """Slices for decisions of decode instances. Requests whose decision falls on one moment share a slice. process:
+    number of each instance's process. tid: track of the slices. moment: the record field with the time of the decision.
     """
     together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for request in requests:
@@ -207,7 +207,9 @@ def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, 
 
 
 def _level_events(levels: Iterable[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Counters of the requests and pages of instances, with an event whenever a value changes."""
+    """Counters of the requests and pages of instances, with an event whenever a value changes. process: number of each
+    instance's process.
+    """
     shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in levels:
         now, pid = level.levels, process[level.instance_id]

@@ -130,7 +130,9 @@ def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
 
 
 def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
-    """A row for a component, and a row for each setting that no built-in base class of it has."""
+    """A row for the component `name`, and a row for each of its settings that no built-in base class has. seam: the
+    kind of component, as in BUILT_IN.
+    """
     module, _, kind = BUILT_IN[seam][name].partition(":")
     component = getattr(import_module(module), kind)
     said = meanings(component)

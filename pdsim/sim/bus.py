@@ -108,7 +108,9 @@ class Driver:
 
     @property
     def num_steps_done(self) -> int:
-        """Number of steps of the present decode run that have ended, but whose results the instance has not seen."""
+        """Number of decode steps that have ended, but whose results the instance has not seen. A driver simulates many
+        steps at once, and the instance sees their results together.
+        """
         raise NotImplementedError
 
 
@@ -150,7 +152,9 @@ class Bus:
         return machine if self.journal is None else Recorded(machine, self.journal)
 
     def instance(self, instance_id: str) -> Any:
-        """Returns the living instance with this id or, if it is dead, the instance that died last."""
+        """Returns the instance with this id, without the wrapper that records its calls. If the instance has died: its
+        last object.
+        """
         instance = self.drivers[instance_id].instance
         return getattr(instance, "inner", instance)
 

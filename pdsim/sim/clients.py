@@ -23,7 +23,11 @@ used connections."""
 
 @dataclass(slots=True)
 class _Passing:
-    """State of a request in the front end, between its arrival and its end."""
+    """State of a request in the front end, between its arrival and its end.
+
+    stalls: its connection delays the first token (STALL_WITHIN_NS). prefill_answered, streamed: these events have
+    happened. ended: function to call when the client sees the end; None: the request has not ended.
+    """
 
     stalls: bool
     prefill_answered: bool = False
@@ -54,8 +58,8 @@ class FrontEnd:
         self._in_turn = False
 
     def send(self, spec: RequestSpec) -> None:
-        """Sends a client's request. A client that is just handling the end of a request sends its next request at
-        once.
+        """Sends a client's request. If client and server share a busy thread, the request waits for the thread. A
+        client that handles the end of a request has the thread already, and sends at once.
         """
         if self._in_turn:
             self._send(spec)

@@ -31,11 +31,11 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """CPU times of the loop of a prefill instance, and of loading an instance, in ns. medians: medians of host rows by
-    name.
+    """CPU times in ns of the loop of a prefill instance, by the names in LOOP. medians: medians of host rows by name.
 
-    Without rows named `start`, the time of a grant beyond its message counts as the time to start a forward. A loop
-    that also decodes spends this time, and that of the result, while its GPU is idle.
+    Without rows named `start`, the time of a grant minus that of its message counts as the time to start a forward.
+    Then there is also `decode_prefill`, the time for which the GPU is idle if the instance also decodes: the times to
+    start and to handle the result.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
@@ -112,16 +112,16 @@ class SendingTime:
 
 
 def _busy_workers(transport: str) -> int:
-    """Number of workers of a rank that were busy while rows of kind `sending` were measured, for which many requests
-    are sent to one decode instance. transport: name in the catalog.
+    """Number of workers of a rank that were busy while rows of kind `sending` were measured. That measurement sends
+    many requests to one decode instance. transport: name in the catalog.
     """
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
-    """Time in ns from the start of a transfer until the first token, beyond the time of the transfer's worker and of
-    one message.
+    """Field `handover`: time in ns from the start of a transfer until the first token, beyond the time of the
+    transfer's worker and of one message. medians: medians of host rows by name. Empty: this time was not measured.
     """
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
@@ -208,7 +208,7 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
 
 def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
     """The part of a prompt's TTFT in ns that running streams do not wait for, and notes. If no streams ran on the same
-    GPUs: the time of a round trip.
+    GPUs: the time of a round trip. rows: rows by kind.
     """
     if "stall" in rows:
         stall = rows["stall"].columns
@@ -233,8 +233,8 @@ def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
 
 
 def _alone_ns(ttft: dict[str, Floats], new_tokens: Floats) -> Floats:
-    """TTFT in ns of prompts of these lengths that are sent alone and have no cached prefix. Interpolated between the
-    nearest measured lengths.
+    """TTFT in ns of prompts of new_tokens tokens that are sent alone and have no cached prefix. ttft: columns of the
+    rows of kind `ttft`. Interpolated between the nearest measured lengths.
     """
     fresh = ttft["context_tokens"] == 0
     tokens, times_ns = ttft["new_tokens"][fresh], ttft["time_ns"][fresh]

@@ -73,7 +73,9 @@ class Calibration:
     clock: GpuSlowdown | None
     """How much a busy GPU slows down. Fits of prefill then describe a rested GPU. None: not measured."""
     gpu: str | None
-    """Name of the GPU in the catalog, whose memory bandwidth staging is compared with. None: not known."""
+    """Name of the GPU in the catalog. The measured speed of staging is compared with this GPU's memory bandwidth. None:
+    not known.
+    """
     overhead: RequestOverhead | None = None
     """The part of requests' TTFT outside forwards. None: no client measured it."""
     notes: tuple[str, ...] = field(default=())
@@ -81,8 +83,8 @@ class Calibration:
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
-    """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing, or
-    scipy is.
+    """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing, if the
+    GPU is not in the catalog, or if scipy is not installed.
 
     gpu: name of the GPU in the catalog. table_above: mean error on held-out rows above which a table is tried in place
     of straight lines.
@@ -207,8 +209,8 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Known, *, by_ratio: bool) -> FittedForm:
-    """Fits the form of one kind of rows. by_ratio: True: a server's client measured the times, so errors count as
-    ratios.
+    """Fits the form of one kind of rows. clock: slowdown of a busy GPU, if measured. table_above: as in `calibrate`.
+    by_ratio: True: a server's client measured the times, so errors count as ratios.
     """
     if rows.kind == "transfer":
         return fit(partial(regression.transfer_form, _overlap(rows.name)), rows)
@@ -227,8 +229,8 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
 
 
 def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
-    """Returns two functions from rows to a form of prefill or decode: one with straight lines, one with a table. Empty
-    rows of a graph choose the same experts, so that a step reads the experts that its requests choose
+    """Returns two functions from rows to a form of prefill or decode: one with straight lines, one with a table. For a
+    model with experts, empty rows of a CUDA graph take no time, because they all choose the same experts
     (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]

@@ -23,12 +23,10 @@ from pdsim.metrics.summary_rows import counted
 Term = Callable[[Columns], Floats]
 
 ABOVE_LEAST = (1.3, 3.0)
-"""Factors over the smallest time. Below such a factor, rows are taken to be bound by the minimum time, and above by
-work."""
+"""Two limits that a fit tries, as factors over the smallest time. Rows below a limit are taken to be bound by the
+minimum time, rows above by work."""
 LEAST_GAIN = 0.05
-"""A further mechanism, such as tiles or a busy GPU's slowdown, is fitted only if it removes at least this share of the
-fit's error.
-"""
+"""A further mechanism (tiles, a busy GPU's slowdown) is fitted only if it removes this share of the fit's error."""
 STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
@@ -59,9 +57,8 @@ class Form:
     """True: empty rows of a CUDA graph take no time besides that of their KV."""
     by_ratio: bool = False
     """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
-    are relative to the measured time, so that half the time is less wrong than twice.
-
-    If times of one shape vary by a factor, as those that a client measures, such a fit is near the shortest times.
+    are relative to the measured time, so that half the time is less wrong than twice. Times that a client measures may
+    vary by a factor within one shape; a fit with False is then near the shortest times.
     """
 
     @property
@@ -101,8 +98,9 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """The terms of a prefill with straight lines. Forwards in CUDA graphs have terms of their own, because they are
-    padded and use another attention kernel.
+    """The terms of a prefill with straight lines. wave_tokens, tile_tokens: tokens per wave of attention in CUDA
+    graphs, and per tile of matrix products outside. Forwards in graphs have terms of their own, because they are padded
+    and use another attention kernel.
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     terms: dict[str, Term] = {"base": _one, "per_token": computed, "per_pair": _pairs}
@@ -133,9 +131,8 @@ def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
     """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token.
-
-    Each measured CUDA graph is a knot: all forwards that are padded to its size take its time, and the time from one
-    graph to the next may jump (experiments/four-h100).
+    wave_tokens, tile_tokens: as in `prefill_form`. Each measured CUDA graph is a knot: all forwards that are padded to
+    its size take its time, and the time from one graph to the next may jump (experiments/four-h100).
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     sizes, in_graphs = computed(rows.columns), rows.columns["graph"] > 0
@@ -182,7 +179,9 @@ def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
-    """The terms of a transfer. If all rows have the same number of descriptors, the time of a batch includes theirs."""
+    """The terms of a transfer. overlap: share by which posting descriptors and moving bytes overlap. If all rows have
+    the same number of descriptors, the time of a batch includes theirs.
+    """
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
     terms = {"batch": _one, "per_descriptor": descriptors, "per_byte": _column("payload_bytes")}
@@ -209,8 +208,9 @@ def _computed(columns: Columns, tile_tokens: int) -> Floats:
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
-    """Number of pairs of tokens that attend to each other, as AffineModel counts them. Prompts of a forward are taken
-    to be equally long, because rows do not have each prompt's length.
+    """Number of pairs of tokens that attend to each other, as AffineModel counts them. wave_tokens: new tokens are
+    rounded up to a multiple of this number. Prompts of a forward are taken to be equally long, because rows do not have
+    each prompt's length.
     """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])

@@ -167,7 +167,7 @@ class Rows:
 
 
 def is_log(rows: Rows) -> bool:
-    """True if every forward has the time of its end."""
+    """True if the rows are a server's log: every forward has the time at which it ended."""
     return bool(rows.columns.get("end_s", np.zeros(1)).all())
 
 
@@ -315,8 +315,8 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
-    """The kind of a row, from the row's values by column. None: the row was measured for comparison, and is not
-    used.
+    """The kind of a row, from the row's values by column. where: names the row in messages of errors. None: the row was
+    measured for comparison, and is not used.
     """
     if "kind" in line:
         kind = line["kind"]
@@ -361,7 +361,9 @@ def graph_sizes(text: str) -> list[int]:
 
 
 def _graph(line: Mapping[str, str], where: str, num_tokens: float) -> float:
-    """Number of tokens of the smallest CUDA graph that holds the forward. 0: the forward ran without a graph."""
+    """Number of tokens of the smallest CUDA graph that holds a forward of num_tokens. line: the row's values by column.
+    where: names the row in messages of errors. 0: the forward ran without a graph.
+    """
     words = line.get(PREFILL_GRAPHS) or ""
     try:
         sizes = graph_sizes(words)

@@ -172,8 +172,8 @@ class GpuScaling:
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """The cost of both roles as profiles have it. end: which ratio of each operator to use: `low`, `best` or
-        `high`.
+        """The cost of prefill and of decode, scaled to the target GPU, by role. cost: that of the measured profile.
+        end: which ratio of each operator to use: `low`, `best` or `high`.
         """
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
@@ -205,7 +205,9 @@ class GpuScaling:
 
 
 def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
-    """The scaled cost of prefill, and the time in ns per token of its matrix products."""
+    """The scaled cost of prefill, and the time in ns per token of its matrix products. settings: the measured cost.
+    Raises ConfigError if this cost is neither affine nor a table.
+    """
     if not isinstance(settings, Affine):
         raise ConfigError(
             f"prefill of the profile is {component_name(settings)}: only affine profiles and tables are scaled"

@@ -44,7 +44,9 @@ _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 
 @dataclass
 class Session:
-    """Sends probes one after another, and keeps the measured rows, notes and loads."""
+    """Sends probes one after another, and keeps the measured rows, notes and loads. gpu, tp: given by the user; None:
+    not given. about: the server's description of itself. num_rows: number of rows by kind.
+    """
 
     server: ServerClient
     budget: ObservationBudget
@@ -186,7 +188,9 @@ class AddRow(Protocol):
 
 @contextmanager
 def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
-    """Context that writes each measured row at once, so that an interrupted observation keeps its rows."""
+    """Context manager that gives a function to add a measured row to a file. Each row is written at once, so that an
+    interrupted observation keeps its rows.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, (*_SIZES, *provenance))
@@ -229,8 +233,8 @@ def read_load(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(arms: Any) -> None:
-    """Raises KeyError or ValueError if a run of the load is wrong. The message says where, what was found, and what is
-    possible.
+    """Raises KeyError or ValueError if a measured run of a load is wrong. arms: the runs, as JSON. The message says
+    where, what was found, and what is possible.
     """
     for i, arm in enumerate(arms):
         arm["name"]
@@ -251,7 +255,9 @@ def _at_least(where: str, found: Any, least: int) -> None:
 
 
 def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Those fields of a run's summary that a client can measure."""
+    """Those fields of a run's summary that a client can measure. requests: tokens and times of each request, as `play`
+    returns them.
+    """
     requests = list(requests)
     ttft_ms = [1e3 * (one["event_s"][0] - one["sent_s"]) for one in requests]
     latency_ms = [1e3 * (one["event_s"][-1] - one["sent_s"]) for one in requests]
@@ -272,7 +278,9 @@ def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Gaps between tokens in ms. The tokens of one event share the time since the event before."""
+    """Gaps between tokens in ms. requests: as `play` returns them. The tokens of one event share the time since the
+    event before.
+    """
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))
         yield from (1e3 * (end - begin) / tokens_per_event for begin, end in pairwise(one["event_s"]))

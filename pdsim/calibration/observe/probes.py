@@ -31,7 +31,9 @@ LOAD_OUTPUT_TOKENS = (16, 64)
 
 
 class Probe(NamedTuple):
-    """One measurement of a server: requests that are sent together."""
+    """One measurement of a server: requests that are sent together. kind: kind of the measured rows, or `prefix`. what:
+    text on what the probe measures.
+    """
 
     kind: str
     num_requests: int

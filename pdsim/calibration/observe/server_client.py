@@ -252,8 +252,8 @@ class ServerClient:
     def _answer(
         self, method: str, path: str, body: Any = None, ready: Callable[[], Any] | None = None
     ) -> Iterator[tuple[HTTPResponse, int]]:
-        """Yields the answer of status 200, and the time in ns when the request was sent, for a `with` block. Raises
-        ServerError for all failures.
+        """Yields the answer of status 200, and the time in ns when the request was sent, for a `with` block. body: sent
+        as JSON. ready: called when the connection is open. Raises ServerError for all failures.
         """
         if self._is_https:
             connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)

@@ -229,7 +229,9 @@ def compare_case(case: MeasuredCase, simulate: Simulate) -> Iterable[ArmErrors]:
 def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """For each metric that was measured: its simulated mean over the seeds of the case."""
+    """For each metric that was measured: its simulated mean over the seeds of the case. changes: further changes of the
+    scenario, as for --set.
+    """
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
     return {name: sum(_value(s, name, case) for s in summaries) / len(summaries) for name in arm.measured}
@@ -302,8 +304,7 @@ def fitted_profile(
     """The content of a profile: the fitted cost, the setup and step sizes of the measurement, and where the profile
     comes from.
 
-    run: simulates a scenario. The step sizes of this simulation stand for those of the measured run, of which only
-    means are known.
+    run: simulates a scenario. Only means are known of the measured run, so the step sizes come from this simulation.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)

@@ -41,7 +41,9 @@ class Counts:
     other_prefix_cached: tuple[int, ...]
     """Ids of the requests that found another cached prefix in the simulation than in the real run."""
     unequal: tuple[int, ...]
-    """Ids of the requests that found the same cached prefix, and nevertheless differ."""
+    """Ids of the requests that sent different numbers of bytes although they found the same cached prefix, and of those
+    that finished in only one of the two runs.
+    """
 
     @property
     def are_equal(self) -> bool:
@@ -54,7 +56,7 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """Number of cached tokens, and of bytes sent, of one request."""
+    """Of one request: the cached tokens that prefill and that decode found, and the bytes that were sent."""
 
     cached_tokens: tuple[int, int]
     num_bytes: int
@@ -167,7 +169,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """How the errors of one metric are spread over all variants."""
+    """How the errors of one metric are spread over all variants. worst: the error of largest absolute value; where: its
+    variant.
+    """
 
     metric: str
     median: float

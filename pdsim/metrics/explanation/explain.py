@@ -138,14 +138,14 @@ _NAMES = {
     "embedding_transfer": "embedding transfer",
     "decode_transferred": "merge wait",
 }
-"""For some stages that are not divided: the name of the part that is the whole stage. Without an entry, the part has
-the stage's name.
+"""Parts that are one whole stage, by the stage's name. A stage that is neither here nor divided gives its own name to
+its part.
 """
 
 
 class CriticalPaths:
     """Critical paths of the finished requests of a run: how long each request waited for which resource or message. If
-    the run did not record levels, waiting for admission counts for the part `handshake`.
+    the run did not record the instances' queues and pools, waiting for admission counts for the part `handshake`.
     """
 
     def __init__(self, records: Records) -> None:
@@ -170,8 +170,8 @@ class CriticalPaths:
 
     @cached_property
     def _lists(self) -> dict[str, list[int]]:
-        """The times of each part as lists, because single items of lists are read faster than those of arrays. Parts
-        that take no time are left out.
+        """For each part: a list of times in ns, one for each finished request. Single items of lists are read faster
+        than those of arrays. Parts that take no time are left out.
         """
         return {part: spent_ns.tolist() for part, spent_ns in self.parts_ns.items() if spent_ns.any()}
 
@@ -183,8 +183,8 @@ class CriticalPaths:
         return {part: spent_ns[row] for part, spent_ns in self._lists.items() if spent_ns[row]}
 
     def _split(self, stage: str, rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-        """Divides the time of one stage into parts. rows: the requests to divide; begin_ns, end_ns: their times in the
-        stage.
+        """Divides the time that requests spend in one stage. Returns the time in ns of each request, by part. rows: row
+        numbers of the requests; begin_ns, end_ns: begin and end of the stage for each of them.
         """
         whole = end_ns - begin_ns
         match stage:
@@ -208,7 +208,7 @@ class CriticalPaths:
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
         """For each request: how much of the time from begin_ns to end_ns lies in the time spans of its instance, in ns.
-        place: column with the instance's name.
+        place: column with the instance's name. spans: time spans by instance. rows: row numbers of the requests.
         """
         codes, names = self._requests.words(place)
         spent_ns = np.zeros(len(rows), dtype=np.int64)
@@ -227,8 +227,8 @@ def mean_parts_ms(records: Records) -> dict[str, float]:
 
 
 def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
-    """Times of the last transfer unit of each request, by column. The column `known` is False for requests that sent no
-    unit.
+    """Times of the last transfer unit of each request, in the order of `request_ids`. Returns columns of the table of
+    transfers by name; `in_ring`: the unit waited for the staging ring; `known`: False if the request sent no unit.
     """
     last = np.flatnonzero(transfers["is_last"])
     last = last[np.argsort(transfers["request_id"][last], kind="stable")]
@@ -241,7 +241,8 @@ def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
 
 
 def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
-    """Divides the time from begin_ns to end_ns by what the request's last transfer unit waited for.
+    """Divides the time from begin_ns to end_ns by what the last transfer unit of each request waited for. Returns times
+    in ns by part. units: result of `_last_units`. rows: row numbers of the requests.
 
     The time before the unit was planned counts as waiting for a transfer worker.
     """

@@ -91,8 +91,8 @@ def _resource(reason: str) -> str:
 
 
 def failure_rows(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[dict[str, Any]]:
-    """Failed requests by reason, as summaries list them. has_faults: True: instances die or links slow down in the
-    scenario.
+    """Failed requests by reason: the fields of each Failure as a dict, for summaries. has_faults: True: instances die
+    or links slow down in the scenario.
     """
     return [asdict(failure) for failure in failures_of(requests, has_faults=has_faults)]
 

@@ -68,7 +68,7 @@ AGGREGATED_STAGES: Stages = {
 
 
 ALL_STAGES: Stages = {"front_end": STAGES["front_end"], **ENCODE_STAGES, **STAGES}
-"""All stages in order."""
+"""The front end, the stages of encoding, and STAGES, in the order of a request's life. No request has other stages."""
 
 
 def after_encoding(stages: Stages) -> Stages:
@@ -108,9 +108,9 @@ def stage_ms(request: RequestRecord) -> dict[str, float]:
 
 
 def stage_shares(requests: Iterable[RequestRecord]) -> dict[str, float]:
-    """Share of each stage in the latency of finished requests, all together. Stages that no request has are left out.
+    """Share of each stage in the summed latencies of all finished requests. Stages that no request has are left out.
 
-    Without NumPy, which takes longer to import than a thousand requests to sum.
+    NumPy is not used, because its import takes longer than summing the times of a thousand requests.
     """
     spent_ns: Counter[str] = Counter()
     for request in requests:

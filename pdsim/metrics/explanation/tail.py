@@ -64,12 +64,12 @@ class TailGroup:
     window_share: float
     """Length of the window, as a share of the time in which all requests arrived."""
     load: float | None
-    """Arrival rate at the group's first instance while its queue grew, relative to the mean arrival rate. None: all
-    requests arrived at once.
+    """Arrival rate at one instance while its queue grew, relative to the instance's mean arrival rate. The instance is
+    the first of `instances`. None: all requests arrived at once.
     """
     tokens: float | None
-    """If the part takes long because of many tokens: their median number, of computed prompt tokens or of output
-    tokens. None: the cause is another.
+    """Median number of tokens of the group's requests, if the cause is a long prompt (tokens that prefill computed) or
+    a long output (output tokens). None: any other cause.
     """
     all_tokens: float | None
     example: int
@@ -125,7 +125,9 @@ def tail(records: Records, metric: TailMetric = "ttft", *, percent: float = 1.0)
 
 
 class _Causes:
-    """Finds out why requests are slower than the median request."""
+    """Finds out why requests are slower than the median request by `metric`. done: all finished requests for which the
+    metric is defined.
+    """
 
     def __init__(self, records: Records, done: Sequence[RequestRecord], metric: TailMetric) -> None:
         self._done = done
@@ -177,7 +179,9 @@ class _Causes:
         return Cause(text, part, resource)
 
     def _queued(self, request: RequestRecord, part: str, role: str) -> Cause:
-        """The cause of a long wait in a queue: other requests were computed, or pages or slots were missing."""
+        """The cause of a long wait in a queue: other requests were computed, or pages or slots were missing. part: the
+        part of the critical path. role: role of the instance, for the text of the cause.
+        """
         instance_id = request.prefill_id if part == "prefill queue" else request.decode_id
         stage = "prefill_waiting" if part == "prefill queue" else "decode_bootstrap"
         begin_ns, end_ns = stage_spans(request)[stage]
@@ -233,11 +237,11 @@ class _Causes:
     def _load(
         self, place: str, requests: Sequence[RequestRecord], part: str, first_ns: int, last_ns: int
     ) -> float | None:
-        """Arrival rate at the instance `place` while the group's queue grew, relative to the mean rate. None: all
-        requests arrived at once.
+        """Arrival rate at the instance `place` while its queue grew, relative to the instance's mean rate. None: all
+        requests arrived at once. requests: the group's requests. part: their slow part of the critical path.
 
-        first_ns, last_ns: the group's time window. The queue grows until last_ns, from first_ns minus the median time
-        that the group waited.
+        first_ns, last_ns: the time window of the group's arrivals. The queue grows until last_ns, and began to grow
+        before first_ns: earlier by the median time that the requests spent in the part.
         """
         arrivals = self._arrivals[place.partition(" ")[0]]
         waited_ms = _median(

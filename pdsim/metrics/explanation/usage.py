@@ -57,8 +57,8 @@ USAGE_COLUMNS: Mapping[str, tuple[str, Callable[[InstanceUsage], float]]] = {
 
 
 def loaded_window(records: Records) -> Window:
-    """The time in which the cluster has at least half its mean number of requests. Leaves out the start and the end of
-    a run.
+    """The time from the first to the last moment at which the cluster has at least half its mean number of requests.
+    Leaves out the start and the end of a run.
     """
     arrivals_ns, ends_ns = columns(records, "requests")["arrival_ns"], columns(records, "requests")["end_ns"]
     if not len(arrivals_ns):
@@ -77,8 +77,8 @@ def loaded_window(records: Records) -> Window:
 
 
 def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
-    """Usage of each instance in the window; None: in `loaded_window`. If the run did not record levels, only busy times
-    are known, and the rest is 0.
+    """Usage of each instance in the window; None: in `loaded_window`. If the run did not record the instances' queues
+    and pools, only busy times are known, and all other fields are 0.
     """
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
@@ -109,10 +109,10 @@ def _instance_usage(
 
 
 def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
-    """Time in ns that the GPUs of the first pipeline stage spend on prefill and on decode in the window. Later stages
-    are equally busy.
+    """Time in ns that one instance computes in the window. Keys: prefill and decode. Times are those of the first
+    pipeline stage; later stages are equally busy.
 
-    A mixed step has a row of each kind, and counts as prefill. Encoding counts as prefill, too.
+    A mixed step has a row for prefill and a row for decode, and counts as prefill. Encoding counts as prefill, too.
     """
     is_prefill, starts_ns = ~steps.having("kind", "decode"), steps["start_ns"]
     is_single = steps["num_steps"] == 1
@@ -126,8 +126,9 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """Sums of one instance's pages, requests and shortages over the window, by the names of _HELD. Each value is
-    multiplied by the ns for which it lasted.
+    """Sums of one instance's used pages (as share of its pool), requests and shortages over the window. Each value is
+    multiplied by the ns for which it lasted. levels: the instance's rows of the table of levels. Keys: the fields of
+    InstanceUsage in _HELD.
     """
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))

@@ -42,7 +42,9 @@ _MANY = 24
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""Relative changes below this are written with a decimal."""
+"""If the room beside the bars of a tornado figure is below this relative change, the percentages of its axis have one
+decimal.
+"""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ class Table:
 
 
 def cell(value: float | None, shown: str = "") -> Cell:
-    """A cell with a number, by which its column is sorted. None: an empty cell, which is sorted below all numbers."""
+    """A cell with a number, by which its column is sorted. shown: format of the number; empty: four significant digits.
+    value None: an empty cell, which is sorted below all numbers.
+    """
     return Cell("") if value is None else Cell(format(value, shown) if shown else significant(value), value)
 
 
@@ -131,8 +133,8 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the dotted path of each field, and its value as files have it. 0.0 becomes 0, as in a scenario that was
-    written and read again.
+    """Yields the dotted path of each field, and its value as files have it. prefix: beginning of each path. 0.0 becomes
+    0, as in a scenario that was written and read again.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:

@@ -188,7 +188,9 @@ def _value(one: Reading | None) -> Cell:
 
 
 def _classes(chosen: Row | None) -> list[Table]:
-    """Table of the results of each class of requests. Empty: requests have no classes."""
+    """Table of the results of each class of requests. chosen: the plan's cluster with its results; None: no cluster
+    meets the SLO. Empty: there is no table.
+    """
     rows = [
         [
             Cell(name or "none"),

@@ -183,8 +183,8 @@ def occupancy(records: Records) -> FigureBlock:
 
 
 def transfers(records: Records) -> FigureBlock:
-    """Speed of each transfer by its size. The colour shows what took longest. Beside it, over time: transfers in
-    flight, and units that wait for room in the staging ring.
+    """Two figures side by side. Left: speed of each transfer by its size, in colours that show what took longest.
+    Right: over time, transfers in flight, and units that wait for room in the staging ring.
     """
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -212,7 +212,7 @@ def transfers(records: Records) -> FigureBlock:
 
 
 _HOLDS = ("behind others", "bytes move", "descriptors", "set-up")
-"""Names, in the figure's legend, of the stages in which a transfer unit spends its time."""
+"""Names of the stages in which a transfer unit spends its time, in the legend of the figure of transfers."""
 
 
 def _draw_speed(ax: Any, sent: Columns) -> None:

@@ -160,8 +160,8 @@ def _knobs(fields: dict[str, list[Any]]) -> list[str]:
 
 
 def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
-    """Name of the series to which a point belongs, made of the values of its fields. Fields are added, P:D first, as
-    long as there are few series.
+    """Name of the series to which a point belongs, made of the values of its fields. fields: values of each field that
+    varies. Fields are added, P:D first, as long as there are few series.
     """
     knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
     name: list[str] = []
@@ -208,7 +208,9 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
-    """Figures over the load: the share of requests that meet the SLO, and goodput. Empty: the load does not vary."""
+    """Figures over the load: the share of requests that meet the SLO, and goodput. fields: values of each field that
+    varies. Empty: the load does not vary.
+    """
     load = _load_of(fields)
     if load is None:
         return []
@@ -245,7 +247,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """Heat maps over the numbers of prefill and decode servers. If these do not vary: over the first two fields that
-    do.
+    do. fields: values of each field that varies.
     """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
@@ -281,7 +283,9 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Figures on how much each field changes a metric, on average over the values of the other fields."""
+    """Figures on how much each field changes a metric, on average over the values of the other fields. fields: values
+    of each field that varies. Empty: no field varies.
+    """
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:
         return []
@@ -313,7 +317,9 @@ def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Figures of cache hit rates. Empty: the sweep does not vary the size of a cache."""
+    """Figures of cache hit rates. fields: values of each field that varies. Empty: the sweep does not vary the size of
+    a cache.
+    """
     found = []
     for field in fields:
         role, _, what = field.rpartition(".")

@@ -71,7 +71,9 @@ def _host_table(profile: Mapping[str, Any]) -> Table:
 
 
 def print_scaling(scaling: GpuScaling, cost: Mapping[str, Any]) -> None:
-    """Prints by which factors the times of operators change on the other GPU, and the scaled coefficients."""
+    """Prints the factors by which operators take longer or shorter on the other GPU, and the scaled coefficients. cost:
+    the scaled cost, as the derived profile has it.
+    """
     new = f"{scaling.target.name} / {scaling.source.name}"
     ratios = new_table(f"time, {new}", "operator", "low", "best", "high", "shapes timed on both")
     for operator, ratio in scaling.ratios.items():

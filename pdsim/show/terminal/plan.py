@@ -11,7 +11,9 @@ from pdsim.study.planning.screen import Screen
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
-    """Prints a plan. out: folder in which the plan's scenario was written; None: the scenario was not kept."""
+    """Prints a plan. details: True: the user gave --details. out: folder in which the plan's scenario was written;
+    None: the scenario was not kept.
+    """
     screen, console = Screen(plan), new_console()
     print_headline(console, screen.headline)
     for line in filter(None, (screen.saving, screen.setting, screen.words)):
@@ -32,7 +34,7 @@ def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
 
 
 def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
-    """Commands that the user may run next."""
+    """Commands that the user may run next. out: as in `print_plan`. details: True: the user gave --details."""
     found = []
     if plan.chosen is not None and out is not None:
         found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]

@@ -70,7 +70,8 @@ def print_run(
     details: bool,
 ) -> None:
     """Prints the key numbers of a run. examined: the run judged by an SLO; None: no SLO is given. explain: the command
-    that explains the run; empty: the run was not kept, so no command can.
+    that explains the run; empty: the run was not kept, so no command can. details: True: prints all numbers and stages,
+    too.
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
@@ -212,7 +213,9 @@ def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None
 
 
 def _next(explain: str, *, details: bool) -> list[str]:
-    """Commands that the user may run next."""
+    """Commands that the user may run next. explain: the command that explains the run; empty: the run was not kept.
+    details: True: the user gave --details.
+    """
     found = [f"What limits it:  {explain} --tornado"] if explain else []
     return found if details else [*found, "Say more:        the same command with --details"]
 

@@ -43,7 +43,9 @@ def print_questions(asks: Mapping[str, str]) -> None:
 
 
 def print_answer(made: Answer, *, details: bool = False) -> None:
-    """Prints an answer: its text, the limits of the recommended candidate, all candidates, and the confidence."""
+    """Prints an answer: its text, the limits of the recommended candidate, all candidates, and the confidence. details:
+    True: also prints the answer's remarks.
+    """
     console = new_console()
     print_headline(console, made.text)
     print_sentence(console, made.load)
@@ -145,8 +147,10 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table of points. On a narrow terminal, first columns are left out, then titles are narrowed, then
-    confidence intervals are left out.
+    """Prints a table of points. slo: the SLO whose goodput is shown; empty: none. wanted: the same SLO, for the
+    percentile of latencies.
+
+    On a narrow terminal, first columns are left out, then titles are narrowed, then confidence intervals are left out.
     """
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
@@ -174,8 +178,9 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
 
 
 def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
-    """Texts of a point by column. Latencies of a saturated point are left out, because they grow with the length of the
-    run.
+    """Texts of a point by column title. fields: scenario fields to show. slo: the SLO whose goodput is shown; empty:
+    none. percentile: statistic of the latencies, such as p99. Latencies of a saturated point are left out, because they
+    grow with the length of the run.
     """
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}

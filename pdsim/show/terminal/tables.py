@@ -110,8 +110,8 @@ def _colored(difference: Difference) -> str:
 
 
 def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
-    """Prints the ranges of runs whose step times were not measured on a server. On a narrow terminal, fewer numbers are
-    printed.
+    """Prints the ranges of runs whose step times were not measured on a server. intervals: ranges by the name of the
+    run. what: title of the column of names. On a narrow terminal, fewer numbers are printed.
     """
     known = {name: found for name, found in intervals.items() if found}
     if not known:
@@ -257,7 +257,7 @@ def print_step_terms(step: Mapping[str, Any]) -> None:
 
 
 def print_kernels(kernels: Mapping[str, Mapping[str, str]]) -> None:
-    """Prints for each role where the times of its operators were measured."""
+    """Prints where the times of operators were measured. kernels: for each role, a text by operator."""
     console = new_console()
     for role, sources in kernels.items():
         table = new_table(f"kernels of {role}", "operator", "kind, and where it was measured")
@@ -316,7 +316,7 @@ def print_request(request: RequestRecord) -> None:
 
 def tail_json(tail: Tail, command: str) -> dict[str, Any]:
     """The slowest requests as JSON. Each group also has `relief`, the scenario fields that would help, and `explain`, a
-    command for its example.
+    command that explains its example. command: explains the run.
     """
     groups = [
         {

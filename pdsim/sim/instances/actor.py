@@ -26,7 +26,9 @@ from pdsim.sim.links.cache_copies import CacheCopies
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A callback that is due at a time of the host's clock."""
+    """A callback that is due at a time of the host's clock. order: priority among events of one instant. alarm: the
+    alarm that calls the callback; None: not yet set.
+    """
 
     due_ns: int
     callback: Callback
@@ -237,8 +239,8 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the loop must wait for a result or a message. answer: the value to send into the loop, as
-        instance_loop describes it.
+        """Begins steps until the loop must wait for a result or a message. answer: result of the oldest step under way;
+        None: the loop gets no result, because another step may begin or a wait has ended.
         """
         self._is_pausing = False
         if self._held:
@@ -308,8 +310,8 @@ class Actor(Driver):
         """Gives the KV of requests to the transfer workers, one request after another. Sends all other messages at
         once.
 
-        A transfer worker starts when the loop releases the interpreter's lock (GIL), which happens at the loop's next
-        request or after its last. A direct write needs the lock once; a gather into the staging buffer needs it twice.
+        A worker needs the interpreter's lock (GIL) once for a direct write, and twice for a gather into the staging
+        buffer. The loop releases the lock after each further request that it hands over, and after the last.
         """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])

@@ -16,9 +16,9 @@ from pdsim.sim.links.embeddings import EmbeddingMoves
 
 
 class LanguageActor(Actor):
-    """Drives a prefill or aggregated instance. Requests with images or audio clips wait at the server's receiver of
-    embeddings, beside the instance's loop, until all embeddings have arrived. With vLLM, they wait at the proxy until
-    all are encoded.
+    """Drives a prefill or aggregated instance. Requests with images or audio clips reach the instance's loop only when
+    all their embeddings have arrived; until then the server's receiver of embeddings holds them. With vLLM, they wait
+    at the proxy until all their media are encoded.
     """
 
     def post(self, message: m.Message) -> None:
@@ -40,7 +40,9 @@ class EncodeActor(Driver):
         moves: EmbeddingMoves,
         order: EventPriority,
     ) -> None:
-        """order: priority of the instance's choices among events of the same instant."""
+        """times: times of a forward by modality: image, audio. moves: sends the embeddings to the servers that need
+        them. order: priority of the instance's choices among events of the same instant.
+        """
         super().__init__(bus.recorded(instance))
         self._encoder: Any = self.instance
         self._bus = bus

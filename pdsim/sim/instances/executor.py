@@ -22,7 +22,7 @@ _NONE_ENDED = StepResult()
 
 class Executor:
     """Takes the place of a model: ends sequences at their true output lengths. Nothing else in an instance may read
-    these lengths.
+    these lengths. outputs: tokens of the output, by request id.
 
     The executor follows the batch of one instance from step to step.
     """
@@ -78,8 +78,8 @@ class Executor:
         return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
 
     def _set_aside(self, request_id: int) -> None:
-        """Stores the number of remaining tokens of a request that left the batch. Further calls for the request change
-        nothing: the batch may report the request only with its next step.
+        """Stores how many tokens a request still lacks when it leaves the batch. A second call changes nothing: after
+        `prefill` has called, the next decode step may report once more that the request left.
         """
         end = self._end_of.pop(request_id, None)
         if end is not None:
@@ -230,7 +230,9 @@ def prefill_record(
 
 
 class DecodeRun:
-    """The decode steps that an instance runs before its next decision."""
+    """The decode steps that an instance runs before its next decision. on_step: called with the steps, their record,
+    and the numbers of accepted drafts, if any. on_result: called with the result for the instance.
+    """
 
     def __init__(
         self,

@@ -79,15 +79,17 @@ class Rank(Actor):
         return isinstance(step, DecodeStep) and self._cost.pads(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time in ns at which the step would end if the rank were the slowest. The caller makes one call per step, in
-        order.
+        """Time in ns at which the step would end if the rank were the slowest. expert_tokens: mean number of tokens
+        that a rank gives to the experts. The caller makes one call per step, in order.
         """
         duration_ns = self.duration_ns(step, start_ns, expert_tokens)
         is_decode = isinstance(step, DecodeStep)
         return start_ns + duration_ns if is_decode else self._forward_end_ns(start_ns, duration_ns)
 
     def duration_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time in ns that the step takes without copies of cached KV. The caller makes one call per step, in order."""
+        """Time in ns that the step takes without copies of cached KV. expert_tokens: mean number of tokens that a rank
+        gives to the experts. The caller makes one call per step, in order.
+        """
         if isinstance(step, PrefillStep):
             return self._cost.prefill_ns(step, start_ns, expert_tokens)
         if isinstance(step, MixedStep):
@@ -211,8 +213,9 @@ class Lockstep:
         expert_tokens: float,
         ends_ns: Sequence[int],
     ) -> None:
-        """Begins a round that ends when all ranks have exchanged their bytes between hosts. ends_ns: times in ns at
-        which the ranks' steps would end on idle links.
+        """Begins a round that ends when all ranks have exchanged their bytes between hosts. expert_tokens: mean number
+        of tokens that a rank gives to the experts. ends_ns: times in ns at which the ranks' steps would end on idle
+        links.
         """
         num_tokens = dict.fromkeys(self._ranks, 0)
         computing_ns = 0

@@ -86,7 +86,9 @@ class StagedSteps:
         self.run(step, start_ns, self._free_ns[0], end_ns, copying_ns)
 
     def run(self, step: DecodeStep | MixedStep, start_ns: int, first_ns: int, end_ns: int, copying_ns: int) -> None:
-        """Runs a step from start_ns to end_ns. The step leaves the first stage at first_ns."""
+        """Runs a step from start_ns to end_ns. The step leaves the first stage at first_ns. copying_ns: time in ns that
+        copies of KV took before the step, for its record.
+        """
         begun = _Begun(step, start_ns, first_ns, copying_ns)
         self._timeline.after(end_ns - self._timeline.now_ns, self._end, begun, self._order)
 

@@ -30,7 +30,9 @@ class Batch:
 
 
 class Storage:
-    """The KV storage of a cluster: one store per server or one shared store, and the links to the stores."""
+    """The KV storage of a cluster: one store per server or one shared store, and the links to the stores. record:
+    called with the record of each copy. tell: called with messages to instances.
+    """
 
     def __init__(
         self,
@@ -227,7 +229,9 @@ class CacheCopies:
 
     @property
     def sleeps(self) -> bool:
-        """True if the instance's loop sleeps. It chooses a step when it wakes, whether messages have come or not."""
+        """True while the instance's loop sleeps, as the instance asked (m.Sleep). When the loop wakes, it chooses a
+        step, whether messages have come or not.
+        """
         return self._sleeps_until_ns > self._timeline.now_ns
 
     def _block_until(self, time_ns: int) -> None:
@@ -291,8 +295,8 @@ class CacheCopies:
             self._tell(m.Tell(self._instance_id, message))
 
     def _copy(self, kind: Literal["load", "write"], num_pages: int, begin_ns: int = 0) -> tuple[int, int]:
-        """Begins a copy now, or at begin_ns if that is later. kind: load copies from host memory to the GPU, write
-        back. Returns its start and end in ns.
+        """Begins a copy now, or at begin_ns if that is later. kind: `load` copies pages from host memory to the GPU,
+        `write` from the GPU to host memory. Returns the copy's start and end in ns.
         """
         start_ns, end_ns = self._link.copy(kind, num_pages, max(begin_ns, self._timeline.now_ns))
         num_bytes = self._link.num_bytes(num_pages)

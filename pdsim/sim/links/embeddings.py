@@ -11,7 +11,9 @@ from pdsim.sim.links.network import Flows
 
 @dataclass(slots=True, eq=False)
 class EmbeddingMove:
-    """Embeddings of one part on their way. A move may share links with transfers of KV."""
+    """Embeddings on their way to a server. They are one part of a request's media, which one encode instance encoded. A
+    move may share links with transfers of KV.
+    """
 
     moves: "EmbeddingMoves"
     sent: m.SendEmbeddings

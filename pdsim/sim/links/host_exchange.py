@@ -38,8 +38,9 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """overlaps: True: each part computes and exchanges at the same time. on_part: function called after each part,
-        with the number of finished parts and of all parts. on_end: function called after the last part.
+        """moves, computing_ns: bytes to send and computing time of the whole forward, of which each part has an equal
+        share. overlaps: True: each part computes and exchanges at the same time. on_part: function called after each
+        part, with the number of finished parts and of all parts. on_end: function called after the last part.
         """
         self._timeline = timeline
         self._flows = flows
@@ -137,7 +138,9 @@ class ServerNics:
         )
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
-        """Returns the bytes that one GPU of the instance sends and receives, as one flow over both directions."""
+        """Returns the bytes that one GPU of the instance sends and receives during a step, as a single flow that uses
+        the links of both directions. mean_tokens, decodes: as in `computing_ns`.
+        """
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill
         sent, received = moves.out_bytes(num_tokens), moves.in_bytes(num_tokens, mean_tokens * traffic.busiest)

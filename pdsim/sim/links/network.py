@@ -23,7 +23,9 @@ from pdsim.system.transport import Path
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """Bytes that are being moved over a path of links."""
+    """Bytes that are being moved over a path of links. remaining: number of bytes; rate: in bytes per second. owner:
+    what the bytes belong to, such as a Transfer.
+    """
 
     owner: Any
     path: Path
@@ -36,8 +38,8 @@ class Flow:
 
 
 def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
-    """Sets max-min fair rates. All rates rise evenly until a link or a flow reaches its limit. The flows that reach a
-    limit keep their rates, and the other rates rise further.
+    """Sets the rates of flows to max-min fair values. capacity: bytes per second by link. All rates rise evenly until a
+    link or a flow reaches its limit. The flows that reach a limit keep their rates, and the other rates rise further.
     """
     open_flows = list(flows)
     links = [link for flow in open_flows for link, _ in flow.path]
@@ -67,7 +69,9 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
 
 
 class Flows:
-    """Moves bytes over shared links. Calls a function with the owner of each flow that has arrived."""
+    """Moves bytes over shared links. capacity: bytes per second by link. on_arrived: called with the owner of each flow
+    whose bytes have arrived.
+    """
 
     def __init__(self, timeline: Timeline, capacity: Mapping[str, float], on_arrived: Callable[[Any], None]) -> None:
         self._timeline = timeline
@@ -83,7 +87,9 @@ class Flows:
         self._share()
 
     def begin_together(self, owner: Any, moves: Iterable[tuple[float, Path]]) -> None:
-        """Begins one flow per pair of bytes and path. Every arrival calls the function with the same owner."""
+        """Begins one flow for each pair of bytes and path. All flows have the same owner, which is reported once for
+        each flow that arrives.
+        """
         self._progress()
         self._flows += [Flow(owner, path, inf, num_bytes) for num_bytes, path in moves]
         self._share()
@@ -95,7 +101,7 @@ class Flows:
         self._share()
 
     def add_links(self, capacity: Mapping[str, float]) -> None:
-        """Adds links. A link that exists keeps its bandwidth."""
+        """Adds links. capacity: bytes per second by link. A link that exists keeps its bandwidth."""
         self._capacity = {**capacity, **self._capacity}
 
     def set_capacity(self, capacity: Mapping[str, float]) -> None:
@@ -348,7 +354,9 @@ class Transfers:
         """Handlers of commands that move KV, by type."""
 
     def scatter(self, command: m.Scatter) -> None:
-        """Scatters the cells of a decode instance one after another. Scatters run in parallel with forwards."""
+        """Copies KV from the staging ring of a decode instance to its pages (scatter), one cell after another. Scatters
+        run in parallel with forwards.
+        """
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
         start_ns = max(now_ns, self._scatter_free_ns.get(command.decode_id, 0))

@@ -25,7 +25,9 @@ class _Posting:
 
 
 class PostingLines:
-    """One line for each prefill instance. The first transfer of a line posts, and keeps its place until it leaves."""
+    """Lines in which transfers wait to post their descriptors, one for each prefill instance. The first transfer of a
+    line posts, and keeps its place until it leaves.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,8 @@ class PostingLines:
     ) -> None:
         """on_posted: function that gets each transfer whose turns have ended, and the time in ns that posting took.
 
-        on_posting: function that gets a prefill instance and the speed of its loop beside the threads that post.
+        on_posting: function that gets a prefill instance and the speed of its loop while threads post, as a share of
+        the normal speed.
         """
         self._timeline = timeline
         self._transport = transport
@@ -45,7 +48,9 @@ class PostingLines:
         self._lines: dict[str, deque[_Posting]] = {}
 
     def join(self, source: str, transfer: Any, posting_ns: int) -> None:
-        """Puts a transfer at the end of a prefill instance's line. posting_ns: time that its descriptors need alone."""
+        """Puts a transfer at the end of a prefill instance's line. posting_ns: time in ns to post its descriptors if no
+        other transfer posts.
+        """
         posting = _Posting(source, transfer, posting_ns, 0 < self._transport.turn_ns < posting_ns)
         line = self._lines.setdefault(source, deque())
         line.append(posting)

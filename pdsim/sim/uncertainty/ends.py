@@ -216,7 +216,9 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
 
 
 def _answer(end: _End, from_parent: int, to_parent: int) -> None:
-    """Main function of a forked process. The process must not close its parent's files or write to them."""
+    """Main function of a forked process. from_parent, to_parent: file descriptors of the pipes to the parent. The
+    process must not close its parent's files or write to them.
+    """
     try:
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:
 

@@ -55,8 +55,8 @@ def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) ->
 
 
 def jittered(build: Callable[[], Cluster]) -> Iterator[Cluster]:
-    """Yields one cluster for each repetition, with another message latency. If messages take no time, all clusters are
-    equal.
+    """Yields one cluster for each repetition, with another message latency. build: makes the cluster of the run itself.
+    If messages take no time, all clusters are equal.
     """
     for jitter in JITTERS:
         cluster = build()

@@ -16,7 +16,9 @@ _SHARE = 0.15
 run's time."""
 _BATCHES = 10
 _LIKE = 0.1
-"""Maximum relative difference between a mean over the first requests and the mean over the whole run."""
+"""The first requests stand for the whole run only if no mean over them differs from the mean over all requests by more
+than this share.
+"""
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
 Numbers = Mapping[str, float | None]

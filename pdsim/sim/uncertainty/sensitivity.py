@@ -134,7 +134,7 @@ def sensitivities(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """Returns the sensitivities of a scenario, the largest effect first. Raises ConfigError if the scenario cannot be
-    built. progress: called after each run.
+    built. measure: function from a run's result to its metrics by name. progress: called after each run.
 
     own_itl: True: computes ITL percentiles of each single request. known: results of `measure` for the run itself and
     for its repetitions (`jittered`), if these runs were made before.
@@ -192,8 +192,9 @@ the scenario."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
-    """Simulates the changes of _TRIED for the resource of `one`. base: numbers of the run itself. Returns the changes
-    that improve the metric on which the resource has the largest effect, as text with their gains, best first.
+    """Simulates the changes of _TRIED for the resource of `one`. base: metrics of the run itself. numbers: simulates a
+    cluster, and returns its metrics. Returns the changes that improve the metric on which the resource has the largest
+    effect, as text with their gains, best first.
     """
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}

@@ -27,8 +27,8 @@ _LEAST_SHARE = 0.05
 
 
 def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: Iterable[StepRecord]) -> str:
-    """Returns a line for a warning: on what the step times of these servers rest if no server was measured (only
-    kernels, a roofline, or unknown). servers: settings by role. steps: all steps of the run.
+    """Returns a warning for step times that were not measured on a server. The line says where they come from: measured
+    kernels, a roofline, or an unknown source. servers: settings by role. steps: all steps of the run.
     """
     costs = [scenario.cost.prefill if role == "prefill" else scenario.cost.decode for role in servers]
     names = " and ".join(dict.fromkeys(map(component_name, costs)))
@@ -45,7 +45,9 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
 
 
 def of_media(scenario: Scenario, modality: str) -> str:
-    """Returns one line about the time of encoding images or audio clips."""
+    """Returns a warning about the time of encoding: the model has no encoder, or its times are not measured. modality:
+    image or audio.
+    """
     what = {"image": "images", "audio": "audio clips"}[modality]
     if modality not in load_model(scenario.model).encoders:
         return f"{what}: the catalog's entry of {scenario.model} has no {modality} encoder, so encoding takes no time"
