@@ -1,7 +1,7 @@
 """Converts Python values to Arrow arrays, and Arrow arrays to NumPy arrays.
 
 The conversions of pyarrow, and its reader of tables, import pandas if it is installed. This import takes longer than
-writing and reading the tables of a thousand requests, so these functions do without pandas.
+writing and reading the tables of a thousand requests, so this module does without pandas.
 """
 
 from array import array

@@ -20,8 +20,9 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """The columns of a table, as NumPy arrays. Each array is made when it is first used. numbers: function that makes
-    the column of a name. words: function that makes a column of texts, as the method `words` returns it.
+    """The columns of a table, as NumPy arrays. Each array is made when it is first used. numbers: function from a
+    column's name to its array. words: function from the name of a column of texts to the two values of the method
+    `words`.
     """
 
     def __init__(self, numbers: Callable[[str], Array], words: Callable[[str], tuple[Array, list[str]]]) -> None:

@@ -29,8 +29,8 @@ class _Row(NamedTuple):
 
 
 class _Stay(NamedTuple):
-    """Consecutive decode steps for which a request stays in a batch: all items of `rows`, a list of the instance, from
-    index `begin` on. The list grows until the request leaves.
+    """Consecutive decode steps for which a request stays in a batch. rows: steps of the instance; the stay begins with
+    the item at index `begin`. The list grows until the request leaves.
     """
 
     rows: list[_Row]

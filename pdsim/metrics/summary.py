@@ -295,8 +295,8 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""The queue counts as growing only if, of the requests that should have ended in the second half of the run, more than
-this share had not. A smaller share may come from a burst at the end.
+"""The queue counts as growing only if more than this share of the requests that should have ended in the second half of
+the run did not. A smaller share may come from a burst at the end.
 """
 _DEVIATIONS = 3
 """Arrivals and ends of requests may differ by this many standard deviations of the arrivals; a larger difference is not

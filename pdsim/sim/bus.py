@@ -152,9 +152,7 @@ class Bus:
         return machine if self.journal is None else Recorded(machine, self.journal)
 
     def instance(self, instance_id: str) -> Any:
-        """Returns the instance with this id, without the wrapper that records its calls. If the instance has died: its
-        last object.
-        """
+        """Returns the instance with this id, dead or alive, without the wrapper that records its calls."""
         instance = self.drivers[instance_id].instance
         return getattr(instance, "inner", instance)
 

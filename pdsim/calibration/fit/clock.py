@@ -84,8 +84,8 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:
-    """The slowdown of a busy GPU with which forwards in a server's log are explained best, by a table of times over
-    sizes. All forwards ran on one GPU. Logs in which the GPU is always equally busy do not show a slowdown.
+    """The slowdown of a busy GPU with which a table of times over sizes explains the forwards in a server's log best.
+    All forwards ran on one GPU. Logs in which the GPU is always equally busy do not show a slowdown.
     """
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
 

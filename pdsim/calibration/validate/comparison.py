@@ -56,7 +56,9 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """Of one request: the cached tokens that prefill and that decode found, and the bytes that were sent."""
+    """Of one request: the tokens that prefill had cached and those that decode had cached, and the number of bytes
+    sent.
+    """
 
     cached_tokens: tuple[int, int]
     num_bytes: int

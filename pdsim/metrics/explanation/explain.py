@@ -138,8 +138,8 @@ _NAMES = {
     "embedding_transfer": "embedding transfer",
     "decode_transferred": "merge wait",
 }
-"""Parts that are one whole stage, by the stage's name. A stage that is neither here nor divided gives its own name to
-its part.
+"""Names of parts that consist of one whole stage, by stage. If a stage is neither here nor divided, its part has the
+stage's name.
 """
 
 

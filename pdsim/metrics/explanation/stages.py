@@ -68,7 +68,9 @@ AGGREGATED_STAGES: Stages = {
 
 
 ALL_STAGES: Stages = {"front_end": STAGES["front_end"], **ENCODE_STAGES, **STAGES}
-"""The front end, the stages of encoding, and STAGES, in the order of a request's life. No request has other stages."""
+"""All stages of disaggregated requests, in the order of a request's life: the front end, the encoding of media, and
+those of STAGES. Aggregated requests have some of them.
+"""
 
 
 def after_encoding(stages: Stages) -> Stages:

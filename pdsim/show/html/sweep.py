@@ -247,7 +247,7 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """Heat maps over the numbers of prefill and decode servers. If these do not vary: over the first two fields that
-    do. fields: values of each field that varies.
+    do. fields: values of each field that varies. Empty: fewer than two fields vary, or one has too many values.
     """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004

@@ -147,8 +147,8 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table of points. slo: the SLO whose goodput is shown; empty: none. wanted: the same SLO, for the
-    percentile of latencies.
+    """Prints a table of points. slo: name of the SLO whose goodput is shown; empty: none. wanted: the same SLO, which
+    chooses the percentile of latencies.
 
     On a narrow terminal, first columns are left out, then titles are narrowed, then confidence intervals are left out.
     """
@@ -178,9 +178,9 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
 
 
 def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
-    """Texts of a point by column title. fields: scenario fields to show. slo: the SLO whose goodput is shown; empty:
-    none. percentile: statistic of the latencies, such as p99. Latencies of a saturated point are left out, because they
-    grow with the length of the run.
+    """Texts of a point by column title. fields: scenario fields to show. slo: name of the SLO whose goodput is shown;
+    empty: none. percentile: statistic of the latencies, such as p99. Latencies of a saturated point are left out,
+    because they grow with the length of the run.
     """
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}

@@ -78,8 +78,8 @@ class Executor:
         return StepResult(1, tuple(ended)) if ended else _NONE_ENDED
 
     def _set_aside(self, request_id: int) -> None:
-        """Stores how many tokens a request still lacks when it leaves the batch. A second call changes nothing: after
-        `prefill` has called, the next decode step may report once more that the request left.
+        """Stores how many tokens a request still lacks when it leaves the batch. A second call for the same request
+        changes nothing: `prefill` calls this method, and the next decode step may report again that the request left.
         """
         end = self._end_of.pop(request_id, None)
         if end is not None:

@@ -38,8 +38,8 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """moves, computing_ns: bytes to send and computing time of the whole forward, of which each part has an equal
-        share. overlaps: True: each part computes and exchanges at the same time. on_part: function called after each
+        """moves, computing_ns: bytes and computing time of the whole forward, which are divided equally among the
+        parts. overlaps: True: each part computes and exchanges at the same time. on_part: function called after each
         part, with the number of finished parts and of all parts. on_end: function called after the last part.
         """
         self._timeline = timeline
@@ -139,7 +139,7 @@ class ServerNics:
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
         """Returns the bytes that one GPU of the instance sends and receives during a step, as a single flow that uses
-        the links of both directions. mean_tokens, decodes: as in `computing_ns`.
+        the links of both directions. num_tokens, mean_tokens, decodes: as in `computing_ns`.
         """
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill

@@ -38,8 +38,8 @@ class PostingLines:
     ) -> None:
         """on_posted: function that gets each transfer whose turns have ended, and the time in ns that posting took.
 
-        on_posting: function that gets a prefill instance and the speed of its loop while threads post, as a share of
-        the normal speed.
+        on_posting: function that gets the id of a prefill instance, and the speed of its loop while threads post, as a
+        share of the normal speed.
         """
         self._timeline = timeline
         self._transport = transport
