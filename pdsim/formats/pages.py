@@ -101,7 +101,9 @@ class Sample(NamedTuple):
 
 @dataclass
 class Page:
-    """The numbers of one saved page of metrics or of server info."""
+    """The numbers of one saved page of metrics or of server info. values: numbers by the names of quantities, as in
+    QUANTITIES.
+    """
 
     path: Path
     values: dict[str, float] = field(default_factory=dict)
@@ -167,7 +169,9 @@ def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
-    """Size of the KV pool. vLLM gives the number of blocks and their size as labels, Dynamo only the number."""
+    """Size of the KV pool: {pool_tokens: number of tokens of all servers, page_tokens: tokens of a page}, from labels
+    of vllm:cache_config_info. Empty: the page has no such metric. by_name: samples by metric.
+    """
     total = size = 0.0
     for sample in by_name.get("vllm:cache_config_info", ()):
         try:

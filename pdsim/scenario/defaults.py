@@ -19,17 +19,22 @@ ENGINE_DEFAULTS: dict[str, dict[str, Any]] = {
         "aggregated": {"preemption": "last_admitted_first"},
     }
 }
-"""Defaults of fields that apply with one engine only (page_size: vLLM 0.33.0, config/cache.py)."""
+"""By engine: defaults of scenario fields that differ from the defaults of the schema (page_size: vLLM 0.33.0,
+config/cache.py).
+"""
 
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
 """Preemption policy that vLLM uses with priority scheduling (0.33.0, Scheduler.schedule)."""
 PREEMPTION_THRESHOLD = 10
-"""SGLang's default of --priority-scheduling-preemption-threshold."""
+"""SGLang's default of --priority-scheduling-preemption-threshold: a request may preempt a running one if their
+priorities differ by more than this number.
+"""
 
 
 def with_priority_policy(data: Any) -> Any:
-    """Makes `priority` the default of the prefill policy if request classes have priorities. Engine vllm also gets a
-    preemption policy by priority, and SGLang's aggregated servers get a threshold of preemption.
+    """Returns a scenario's plain data, in which servers that compute prompts have the default policy `priority` if
+    request classes have priorities. Servers of vLLM then also preempt by priority, and aggregated servers of SGLang
+    preempt above PREEMPTION_THRESHOLD. Other data is returned unchanged.
     """
     if not isinstance(data, dict) or not data.get("priorities"):
         return data
@@ -45,7 +50,9 @@ def with_priority_policy(data: Any) -> Any:
 
 
 def with_defaults_of_engine(data: Any) -> Any:
-    """Fills in the defaults that apply with the scenario's engine."""
+    """Returns a scenario's plain data, in which missing fields have the values that ENGINE_DEFAULTS gives for the
+    scenario's engine. Other data is returned unchanged.
+    """
     if not isinstance(data, dict) or not isinstance(data.get("engine"), str):
         return data
     filled = dict(data)
@@ -58,7 +65,9 @@ def with_defaults_of_engine(data: Any) -> Any:
 
 
 def with_drafts_of_engine(data: Any) -> Any:
-    """Fills in the speculative steps, branches and verified tokens that SGLang chooses for the model."""
+    """Returns a scenario's plain data, in which missing numbers of speculative steps, branches and verified tokens have
+    the values that SGLang chooses for the model. Other data is returned unchanged.
+    """
     if not isinstance(data, dict):
         return data
     roles = {role: data[role] for role in ("decode", "aggregated") if isinstance(data.get(role), dict)}

@@ -37,7 +37,9 @@ def of_its_engine(scenario: "Scenario") -> str:
 
 
 def of_its_release(scenario: "Scenario") -> str:
-    """Names a setting that the release of the engine lacks, or says that pdsim does not model the release."""
+    """Names a setting that the release of the engine lacks, or says that pdsim does not model the release. Empty:
+    neither.
+    """
     releases = RELEASES[scenario.engine]
     if scenario.engine_version not in (None, *releases):
         return f"engine_version {scenario.engine_version}: pdsim models {', '.join(releases)} of {scenario.engine}"
@@ -145,8 +147,8 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
 
 
 def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") -> str:
-    """Names a setting that vLLM's storage lacks, or that pdsim does not model with this storage: LMCache's remote
-    store, read with enable_async_loading. Empty: there is none.
+    """Names a setting that vLLM's storage lacks, or that pdsim does not model beside it. Empty: there is none. pdsim
+    models one storage of vLLM: LMCache's remote store, read in the background (enable_async_loading).
     """
     for name in ("prefetch", "prefetch_threshold"):
         if getattr(storage, name) != type(storage).model_fields[name].default:

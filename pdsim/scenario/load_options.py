@@ -55,8 +55,8 @@ class LoadOptions:
         return {"use": "closed_loop", "concurrency": self.concurrency}
 
     def changes(self, *, has_own_load: bool) -> tuple[str, ...]:
-        """These options as changes of the scenario, in the notation of --set. has_own_load: a file or a trace sets the
-        number of requests.
+        """These options as changes of the scenario, in the notation of --set. has_own_load: True: a file or a trace
+        sets the number of requests, so this number changes only if --requests is given.
         """
         lengths = self.lengths
         if has_own_load and self.requests is None:

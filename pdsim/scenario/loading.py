@@ -50,8 +50,8 @@ def write_entries_of(scenario: Scenario, folder: Path) -> None:
 def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:
     """Makes a scenario from plain data. Raises ConfigError, which lists every mistake.
 
-    base: folder at which relative paths start. where: name of the data in messages. text: the file's text, from which
-    messages take line numbers.
+    base: folder at which relative paths start. where: name of the data in messages. text: text of the file that has the
+    data, from which messages take line numbers; empty: messages have no line numbers.
     """
     return _validated(Scenario, data, where, text, base)
 
@@ -77,8 +77,9 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
-    """Checks plain data against the class `kind`, and returns an object of it. Raises ConfigError with a line for each
-    mistake. where, text, base: as for parse_scenario.
+    """Checks plain data against the class `kind`, and returns an object of the class. Raises ConfigError with a line
+    for each mistake. where: name of the data in messages. text: text of the file with the data, for line numbers. base:
+    folder at which relative paths start.
     """
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
@@ -95,7 +96,9 @@ MOST = 2**63 - 1
 
 
 def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int | float]]:
-    """Yields the path and the value of each number in plain data. path: of `data` itself."""
+    """Yields the path (keys and indices from the outermost object inwards) and the value of each number in plain data.
+    path: beginning of all these paths.
+    """
     if isinstance(data, int | float):
         yield path, data
     elif isinstance(data, dict | list | tuple):
@@ -109,7 +112,8 @@ _MOST_SHOWN = 200
 
 def apply_change(data: dict[str, Any], change: str) -> None:
     """Sets the field of plain data that a change names. change: "dotted.path=value", such as "decode.radix_cache=true";
-    the value is YAML. Raises ConfigError.
+    the value is YAML. Raises ConfigError if the change has another form, or if its path leads through a value without
+    fields.
     """
     path, equals, value = change.partition("=")
     flag = f"--set {change if len(change) <= _MOST_SHOWN else f'{change[:_MOST_SHOWN]}...'}"
@@ -120,7 +124,7 @@ def apply_change(data: dict[str, Any], change: str) -> None:
 
 def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:
     """Sets one field of plain data by its dotted path, such as decode.admission.reserved_tokens. where: names the
-    change in messages. Raises ConfigError.
+    change in messages. Raises ConfigError if the path leads through a value without fields.
     """
     *parents, last = path.split(".")
     at = data

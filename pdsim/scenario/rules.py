@@ -24,8 +24,8 @@ NOT_MODELLED = {
     ),
     "prefill.hisparse": "decode alone has it, because prefill sends KV to host memory of decode; say decode.hisparse",
 }
-"""Fields that a reader may look for on servers of a role that lacks them, each with the reason for a message. Servers
-of other roles have the field.
+"""Fields that users may set on a role which lacks them although another role has them, such as decode.cp. Each has the
+reason that the error message gives.
 """
 
 
@@ -227,22 +227,24 @@ def _of_ranks_with_stages(scenario: "Scenario") -> str:
 
 
 def _not_modelled(where: str, beside: Mapping[str, bool]) -> str:
-    """A message that pdsim does not model the setting `where` together with the first given setting of `beside`.
-    beside: for each setting, whether it is given. Empty: none of them is given.
+    """A message that pdsim does not model the setting `where` together with another setting, the first that is given.
+    beside: other settings, each with True if the scenario gives it. Empty: the scenario gives none of them.
     """
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
 
 
 def _is_lmcache(servers: "ServerSettings") -> bool:
-    """True if LMCache copies KV. Each of its pipeline stages loads and saves when its own forward begins and ends,
-    which pdsim does not model.
+    """True if LMCache copies the servers' KV to host memory. pdsim does not model LMCache with pipeline stages: each
+    stage would copy when its own forward begins and ends.
     """
     return servers.host_cache is not None and servers.host_cache_connector == "lmcache"
 
 
 def _of_encoding(scenario: "Scenario") -> str:
-    """Says what pdsim does not model beside encode instances. Empty: nothing."""
+    """Names a setting that the engine lacks or that pdsim does not model beside encode instances. Empty: there
+    is none.
+    """
     if scenario.encode is None:
         return ""
     is_vllm = scenario.engine == "vllm"

@@ -77,7 +77,8 @@ def a_name(value: Any) -> Any:
 
 def by_role(value: Any) -> Any:
     """Expands the settings of one component, NAME or {use: NAME, ...}, to {prefill: ..., decode: ...} with equal
-    settings. A key `measured` is moved out of the settings, beside prefill and decode.
+    settings for both roles. A key `measured` stands beside prefill and decode in the result. Other values are returned
+    unchanged.
     """
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
@@ -87,7 +88,9 @@ def by_role(value: Any) -> Any:
 
 
 def of_all_groups(value: Any) -> Any:
-    """Expands the name of one end of the range, such as `slowest`, to all groups of times."""
+    """Expands one end of the range, fastest or slowest, to a mapping from each group of times to this end. Other values
+    than texts are returned unchanged. Raises ValueError for other texts.
+    """
     if not isinstance(value, str):
         return value
     if value not in ENDS:
@@ -96,7 +99,9 @@ def of_all_groups(value: Any) -> Any:
 
 
 def of_kind(value: Any) -> Any:
-    """Expands the name of a kind, such as `dynamo`, to the settings of a front end of this kind."""
+    """Expands the name of a kind, such as `dynamo`, to {kind: NAME}, the settings of a front end of this kind. Other
+    values are returned unchanged.
+    """
     return {"kind": value} if isinstance(value, str) else value
 
 
@@ -116,7 +121,9 @@ SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups, "fron
 
 
 def with_kv_of_checkpoint(data: Any) -> Any:
-    """Fills in the KV data type that the checkpoint names, as engines do with --kv-cache-dtype auto."""
+    """Returns a scenario's plain data, with the KV data type that the model's checkpoint names if `kv_dtype` is
+    missing. Engines do so with --kv-cache-dtype auto. Other data is returned unchanged.
+    """
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, str) or "kv_dtype" in data:
         return data
@@ -193,8 +200,9 @@ class Scenario(Section):
     )
     """Times of steps. One cost model sets both roles; {profile: FILE} reads measured times."""
     profile: Annotated[str | dict[Literal["prefill", "decode"], str] | None, Field(exclude=True)] = None
-    """File of a profile, whose step times, host, transfers and front end replace those of `cost`, `network` and
-    `front_end`. {prefill: FILE, decode: FILE} gives each role its own."""
+    """File of a profile. Its step times, CPU times of the host, transfer times and front end replace those of `cost`,
+    `network` and `front_end`. {prefill: FILE, decode: FILE} gives each role its own.
+    """
     corner: Annotated[dict[Group, End] | None, BeforeValidator(of_all_groups), OrShort()] = None
     """Which step times to simulate if they have a range, because they were not measured on a server: `slowest`,
     `fastest`, or by group {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs).
@@ -205,7 +213,7 @@ class Scenario(Section):
     """Client: when requests are sent, in an open or a closed loop."""
     ignore_eos: bool = True
     """True: clients send ignore_eos with each request whose output is as long as its maximum, as bench_serving and
-    `pdsim launch` do. An aggregated instance then expects this length.
+    `pdsim launch` do. An aggregated instance that admits such a request counts on an output of this length.
     """
     priorities: dict[str, int] = Field(default={})
     """Priorities of request classes: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With
@@ -235,7 +243,7 @@ class Scenario(Section):
 
     @property
     def engine_rules(self) -> EngineRules:
-        """Rules of the engine's release whose scheduler the instances follow."""
+        """Rules of the scheduler, of the engine's release that the instances follow."""
         releases = RELEASES[self.engine]
         return releases[self.engine_version or next(iter(releases))]
 
@@ -351,8 +359,8 @@ class Scenario(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Groups of times that have a range, without those whose end `corner` names. Empty: there are none, for example
-        because all times were measured on a server of this setup or of another.
+        """Groups of times (prefill, decode, outside) that have a range. If `corner` fixes a group to one end of its
+        range, the group is left out. Empty: no group has a range, for example because a server was measured.
         """
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
@@ -411,7 +419,9 @@ class Scenario(Section):
         return (self.aggregated, self.aggregated) if self.aggregated else self.pair
 
     def benchmark_fields(self, backend: str) -> dict[str, Any]:
-        """Arguments of a benchmark of this scenario, as SGLang's bench_serving writes them into its results."""
+        """The fields of this scenario that SGLang's bench_serving writes into its results: tag, backend, dataset_name,
+        request_rate, max_concurrency. backend: name of the serving engine, such as sglang.
+        """
         closed = self.client.concurrency if isinstance(self.client, ClosedLoop) else None
         arrivals = None if isinstance(self.client, ClosedLoop) else self.client.arrivals
         trace_rate = "inf" if closed else "trace"

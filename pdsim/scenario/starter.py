@@ -88,7 +88,8 @@ def starting_point() -> dict[str, Any]:
 
 
 def first_scenario(options: StarterOptions, changes: Sequence[str], *, file: Path) -> dict[str, Any]:
-    """Makes a scenario that can run, as plain data. Raises ConfigError or CatalogError.
+    """Makes a scenario that can run, as plain data. Raises CatalogError if the model or the GPU is unknown, and
+    ConfigError if no number of GPUs holds the model or another choice is wrong.
 
     file: path of the scenario, where relative paths start. Without `tp`, servers get the smallest power of two of GPUs
     that hold the model and the longest request.
@@ -134,7 +135,7 @@ def _chosen(options: StarterOptions, file: Path) -> dict[str, Any]:
 
 def workload_of_trace(trace: Path) -> tuple[dict[str, Any], bool]:
     """Settings of a workload that reads the first requests of a trace, and True if the trace has sending times. Raises
-    ConfigError.
+    ConfigError if no workload can read the trace.
     """
     try:
         kind = trace_kind(trace)

@@ -55,10 +55,10 @@ class WekaTrace(Trace):
     """Number of sessions. After the last recorded session the first is used again, with new prompts that share nothing
     with earlier sessions. None: each recorded session once."""
     lanes: int | None = None
-    """Number of first sessions that start at a random moment of their recording, as in AgentX. First, the last prompt
-    of each of their agents before this moment is sent, with one output token. Later requests begin when all these
-    requests have ended. Set the closed loop's concurrency to the same number. None: all sessions start at their
-    beginning.
+    """Number of sessions, from the first, that start at a random moment of their recording, as in AgentX. To fill
+    caches, the last prompt of each of their agents before this moment is sent first, with one output token (priming
+    requests). Later requests begin when all priming requests have ended. Set the closed loop's concurrency to the same
+    number. None: all sessions start at their beginning.
     """
 
     def __post_init__(self) -> None:
@@ -137,8 +137,8 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """Returns the index into `calls` of each agent's last call before its later calls, for agents that have later
-        calls. goes_on: indices of the later calls. places: indices of all calls, by start.
+        """Returns, for each agent that has later calls, the index into `calls` of the last call before them. places:
+        indices of all calls, ordered by start. goes_on: those of `places` at the end that are the later calls.
         """
         agents = {self.calls[place].agent for place in goes_on}
         return list(
@@ -168,8 +168,9 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """Reads a sub-agent. Returns its whole time as one interval, whose `calls` ended last, and one interval for
-        each of its calls. A call time before the sub-agent's start counts from this start, as in older files.
+        """Reads a sub-agent. Returns the sub-agent's whole time as one interval, whose `calls` are those that ended
+        last, and one interval for each call. Call times count from the session's start. A call time before the
+        sub-agent's start counts from the sub-agent's start, as in older files.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))
@@ -203,11 +204,13 @@ def _entries(line: Line) -> Iterator[Line]:
 
 
 def frontiers(intervals: Sequence[Interval], waiting: Sequence[Interval]) -> Mapping[int, tuple[int, ...]]:
-    """Returns, for each waiting call, the calls that it follows. Keys and values are indices into Session.calls.
+    """Returns, for each waiting call, the calls that must end before it is sent. Keys and values are indices into
+    Session.calls. intervals: calls that others may wait for. waiting: calls that wait, which need not be in
+    `intervals`.
 
-    A call follows those calls that had ended when it started, without the ones that another of these calls already
-    follows. A call that ends at the moment when another starts counts as ended. Calls with equal starts are independent
-    (AIPerf's `infer_cross_stream_predecessors`). Calls in `waiting` need not be in `intervals`.
+    A call waits for the calls that had ended when it started. Of these, calls that ended before another of these
+    started are left out, because this other call already waits for them. A call that ends at the moment when another
+    starts counts as ended. Calls with equal starts are independent (AIPerf's `infer_cross_stream_predecessors`).
     """
     after: dict[int, tuple[int, ...]] = {}
     running: list[tuple[int, int]] = []

@@ -12,9 +12,7 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 
 class Arrivals(Protocol):
-    """A process of arrival times in ns, which never decrease and never end. For clients that do not wait for
-    answers.
-    """
+    """A process of arrival times in ns, for open loops. The times never decrease and never end."""
 
     def times_ns(self, random: Random) -> Iterator[int]: ...
 
@@ -182,8 +180,9 @@ class Profile:
 
 
 def _reached(area: float, rate: float, growth: float) -> float:
-    """Returns the time in s after which the expected number of requests since then reaches `area`. rate: requests per
-    second at the start. growth: change of the rate per second, in requests per s^2; may be 0.
+    """Returns the time in s until `area` requests are expected to have arrived, counted from a moment with the given
+    rate. rate: requests per second at this moment. growth: change of the rate per second, in requests per s^2; may be
+    0.
     """
     return area and 2 * area / (rate + sqrt(max(0.0, rate * rate + 2 * growth * area)))
 
@@ -220,8 +219,8 @@ class ClosedLoop:
     0.33.0 with none (benchmarks/serve.py, --num-warmups). Each of these clients waits for the end of its warm-up, sends
     all first requests at once, and counts them."""
     duration_ns: int | None = None
-    """Time after which no request is sent, counted from the first request after the priming requests. None: all
-    requests are sent.
+    """Time after which no request is sent, counted from the first request. Priming requests, which a trace with `lanes`
+    sends first to fill caches, come before this time. None: all requests are sent.
     """
     ramp_ns: int | None = None
     """Time in which the number of sessions in flight rises from 1 to the concurrency, in steps of 1. None: all sessions
@@ -243,8 +242,9 @@ Client = OpenLoop | ClosedLoop
 
 
 def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
-    """Returns the number of first requests that metrics leave out: the priming requests of the workload, or else the
-    warm-up requests of the client.
+    """Returns the number of first requests that metrics leave out. num_primes: number of requests that the workload
+    sends first to fill caches (priming requests). If there are any, metrics leave out these; otherwise the client's
+    warm-up requests. num_requests: number of all requests.
     """
     if num_primes or not isinstance(client, ClosedLoop):
         return num_primes

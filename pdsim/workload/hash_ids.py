@@ -32,9 +32,9 @@ class BlockRun(NamedTuple):
 class HashBlocks:
     """Makes prompts from hash ids.
 
-    Each new id follows one parent id: the id before it in the prompt where it first appears. A chain of ids, each the
-    first that followed its parent, becomes one token stream. Therefore even a long prompt of short blocks has only a
-    few spans.
+    The parent of an id is the id before it in the prompt where the id first appears. If an id is the first whose parent
+    is p, its tokens continue the token stream of p; other ids begin new streams. Therefore even a long prompt of short
+    blocks has only a few spans.
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
@@ -140,7 +140,9 @@ TEXT_BLOCK = 16
 
 
 class TextBlocks:
-    """Makes prompts from texts or token ids. Prompts share equal beginnings, in whole blocks of 16 tokens."""
+    """Makes prompts from texts or token ids. Prompts share equal beginnings, in whole blocks of 16 tokens. The argument
+    `block` of the constructor is the number of units (characters or token ids) that make one such block.
+    """
 
     def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:
         self._blocks = HashBlocks(TEXT_BLOCK, streams)
@@ -148,8 +150,9 @@ class TextBlocks:
         self._known: dict[tuple[int, Hashable], int] = {}
 
     def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
-        """Makes a prompt of num_tokens tokens. units: the prompt's token ids, or its characters. `block` units, a
-        number that the constructor gets, share an id and make 16 tokens. num_tokens: None: one token per unit.
+        """Makes a prompt of num_tokens tokens. units: the prompt's token ids, or its characters. Each block of 16
+        tokens stands for as many units as the constructor's argument `block` says. num_tokens: None: one token per
+        unit.
         """
         size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
         ids: list[int] = []
@@ -173,7 +176,7 @@ def mooncake_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
     """Yields rows of a Mooncake trace for the requests that were sent, in the order of sending. sent_ns: time by
-    request id.
+    request id. block_tokens: number of tokens per hash id.
 
     Prompts share whole blocks. A last block that is not full has its own id. Later turns have session_id and delay
     (ms). Rows cannot say which tokens of a turn's prompt repeat an earlier answer. Raises NotASessionError if requests
@@ -196,8 +199,9 @@ def mooncake_rows(
 def agentic_rows(
     requests: Iterable[RequestSpec], sent_ns: Mapping[int, int], *, block_tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """Yields rows of an agentic Mooncake trace for the requests that were sent. Rows have request_id. A request that
-    follows others also has wait_for and delay (ms).
+    """Yields rows of an agentic Mooncake trace for the requests that were sent, in the order of sending. sent_ns: time
+    by request id. block_tokens: number of tokens per hash id. Rows have request_id. A request that follows others also
+    has wait_for (their ids) and delay (ms).
     """
     ids = _Ids(block_tokens)
     for spec in _in_order_of_sending(requests, sent_ns):

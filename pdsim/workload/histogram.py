@@ -24,8 +24,8 @@ class Empirical:
 
     @cached_property
     def _histogram(self) -> tuple[list[int], list[float]]:
-        """Reads the file. Returns, for its rows, the lengths in tokens and the numbers of requests up to each row.
-        Raises TraceError.
+        """Reads the file. Returns two lists with one entry per row: the length in tokens, and the number of requests in
+        this and all earlier rows. Raises TraceError if a number is wrong or all counts are 0.
         """
         tokens, counts = [], []
         for line in csv_lines(self.path):

@@ -176,8 +176,9 @@ class _ChatReader(RowReader):
         return timed
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Makes the prompt of a later turn from the conversation so far and the new text. If the new text or the
-        recorded length already contains the conversation, returns `prompt` unchanged.
+        """Makes the prompt of a later turn from the conversation so far and the new text. before: the turn before.
+        prompt: made from the text of this turn alone. line: the record of this turn. If the text or the recorded length
+        already contains the conversation, returns `prompt` unchanged.
         """
         session = value_of(line, names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]

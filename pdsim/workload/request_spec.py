@@ -89,5 +89,7 @@ class Streams:
 
 
 def fresh_streams(start: int = 0) -> Iterator[int]:
-    """Yields numbers of token streams that no other request uses."""
+    """Yields start, start + 1, ... as the numbers of new token streams. Prompts share tokens only if they have the same
+    stream.
+    """
     return count(start)

@@ -35,7 +35,7 @@ class InputWarning(UserWarning):
 
 
 class InputNote(InputWarning):
-    """Tells what pdsim inferred from a file, because the user could not see it otherwise."""
+    """Tells the user a choice that pdsim made from a file and that nothing else shows, such as an inferred unit."""
 
 
 class Line:
@@ -317,10 +317,9 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
-    """Returns requests by arrival, numbered in this order.
-
-    Requests with equal times keep the file's order. specs: requests numbered in the file's order. Warns if the file is
-    not ordered by time, because its first requests are then not the earliest.
+    """Returns requests by arrival, numbered in this order. Requests with equal times keep the file's order. specs:
+    requests numbered in the file's order. Warns if the file is not ordered by time: num_requests then takes the first
+    requests of the file, not the earliest.
     """
     specs = list(specs)
     times_ns = [spec.arrival_ns for spec in specs if not spec.after]

@@ -257,8 +257,8 @@ class RowReader:
         yield (next(self.streams), 0, num_tokens - shared)
 
     def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        """Returns the request with its arrival time. A later turn of a session gets instead the turn that it follows,
-        and a pause: as the row has it, or else from the times.
+        """Returns the request with its arrival time. A later turn of a session also follows the turn before. Its pause
+        comes from the row's delay if the row has one, otherwise from the times of the two turns.
         """
         session = value_of(line, names.SESSION)
         before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
@@ -311,7 +311,9 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Returns the length in ns of the unit of field `name`: as set, as usual in the format, or by `unit_of`."""
+        """Returns the length in ns of the unit of field `name`: as the user set it, as the format has it, or
+        inferred.
+        """
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
             if not unit:
@@ -376,7 +378,7 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
 
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
-    """True if all prompts have an id for each full block, and none for the tokens after it, as engines' own hashes."""
+    """True if prompts have ids for full blocks only, as in hashes of engines; their last tokens then have no id."""
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
@@ -418,8 +420,8 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
 
 
 def _date_ns(line: Line, name: str, text: str) -> int:
-    """Returns the time in ns of a date, in UTC if it has no zone. Azure's seven fractional digits are too many for
-    datetime.
+    """Returns the time in ns of a date, in UTC if it has no zone. datetime would cut the seven digits of Azure's
+    seconds.
     """
     head, point, rest = text.strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]

@@ -17,12 +17,14 @@ _PARALLEL = {
     "pipeline": "pipeline-parallel-size",
     "dataLocal": "data-parallel-size-local",
 }
-"""Names of parallel sizes in the values of llm-d's and KServe's charts, by vLLM's option for each."""
+"""vLLM's option for each parallel size in the values of llm-d's and KServe's charts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Replicas, hosts, GPUs and role of a container, as its manifest or chart says."""
+    """Replicas, hosts, GPUs and role of a container, as its manifest or chart says. variables: environment
+    variables.
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     replicas: int = 1
@@ -33,8 +35,8 @@ class Pods:
     gpu: str | None = None
     """Name of the GPU in a label of nodes. None: not given."""
     role: str | None = None
-    """Role of the container, prefill or decode, if the name of an object around the container has it. None: not
-    given.
+    """Role of the container, prefill or decode, if the name of an enclosing object (such as a Deployment) contains it.
+    None: not given.
     """
     parallel: Mapping[str, int] = field(default_factory=dict)
     """Parallel sizes in the values of a chart, by the option that the chart adds to the command."""
@@ -48,7 +50,7 @@ class Container(Pods):
     """The program that the chart or the image starts if the command names none. None: not known."""
     model: str | None = None
     slices: int = 1
-    """Number of copies of each container that stands inside this object."""
+    """Number of copies of each container inside the object that is being read."""
     framework: str | None = None
     """The program of a part of a DynamoGraphDeployment: workers, such as dynamo.sglang, or the frontend."""
 
@@ -97,8 +99,8 @@ def _is_compose(found: Mapping[str, Any]) -> bool:
 
 
 def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A service of Docker Compose as a container. Its command has the arguments of the program that the image
-    starts.
+    """Turns a service of Docker Compose into a container of Kubernetes: image, command, args, env, resources. The
+    service's command becomes args, because it has the arguments of the program that the image starts.
     """
     words = found["command"]
     if isinstance(words, str):
@@ -116,7 +118,7 @@ def _of_compose(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields all mappings in a document."""
+    """Yields all mappings in a document, at any depth, an outer mapping before those inside it."""
     if isinstance(found, dict):
         yield found
     for one in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():
@@ -124,7 +126,9 @@ def _objects(found: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _of_stack(found: Mapping[str, Any], around: Container) -> Container:
-    """A model in the values of vLLM's production stack, as a container."""
+    """The container that a model in the values of vLLM's production stack describes. found: the model's values. around:
+    settings of the enclosing objects, which the container inherits.
+    """
     words = [str(found["modelURL"])] if found.get("modelURL") else []
     config = found.get("vllmConfig")
     for name, value in config.items() if isinstance(config, dict) else ():
@@ -151,13 +155,15 @@ def engine_of_image(image: str) -> str | None:
 
 
 def _named(name: str, around: Container) -> Container:
-    """The container, with the role that `name` contains, if it contains exactly one role."""
+    """`around` with the role that `name` contains. `around` unchanged, if `name` does not contain exactly one role."""
     found = [role for role in _ROLES if role in name.lower()]
     return replace(around, role=found[0]) if len(found) == 1 else around
 
 
 def _described(found: Mapping[str, Any], around: Container) -> Container:
-    """The container, with the settings that a mapping around it has."""
+    """Settings for the containers inside the mapping `found`: those of its enclosing objects (around), and those that
+    the mapping itself has, which take precedence.
+    """
     for text in _names(found):
         around = _named(text, around)
     changes: dict[str, Any] = {}
@@ -193,7 +199,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the texts of a mapping that may contain a role."""
+    """Yields the texts of a mapping in which the name of a role may stand: name, labels, component type."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")
@@ -234,7 +240,9 @@ def _words(found: Any) -> list[str]:
 
 
 def _of_charts(around: Container) -> dict[str, str]:
-    """Environment variables that llm-d's chart and LeaderWorkerSets set in containers."""
+    """Environment variables, by name, that llm-d's chart and LeaderWorkerSets set in containers. around: settings that
+    these containers inherit.
+    """
     sizes = around.parallel
     found = {"LWS_GROUP_SIZE": max(around.hosts, sizes.get("data-parallel-size", 1)), "LWS_WORKER_INDEX": 0}
     if "tensor-parallel-size" in sizes:

@@ -39,7 +39,9 @@ OPTIONS: dict[str, Reader] = {
 
 
 def _ec_transfer(read: Read, value: Value) -> None:
-    """Reads --ec-transfer-config of vLLM."""
+    """Reads vLLM's --ec-transfer-config: stores transport and cache of embeddings in the server's fields, and the role
+    encode for an encode instance (ec_producer).
+    """
     config = object_of(value)
     extra = config.get("ec_connector_extra_config") or {}
     if not isinstance(extra, dict):
@@ -87,7 +89,9 @@ def encode_section(
 
 
 def taken(servers: Sequence[Read]) -> dict[str, Any]:
-    """Removes the fields of OPTIONS from the servers' own fields, and returns them."""
+    """Removes the fields that options of encode instances set (encode_urls, encode_transport, encode_cache) from all
+    servers. Returns these fields; of several servers with one field, the last counts.
+    """
     found: dict[str, Any] = {}
     for read in servers:
         for name in ("encode_urls", "encode_transport", "encode_cache"):

@@ -15,12 +15,14 @@ _LMCACHE = "LMCACHE_"
 _LMCACHE_GIB = 5
 """Host memory of each rank in GiB if no setting gives it (LMCache 0.5.6, v1/config.py:96)."""
 _NOT_OF_KV = (KVBM_GB, "DYN_KVBM_LEADER_", "DYN_KVBM_METRICS", "DYN_KVBM_ENABLE_RECORD")
-"""Settings of KVBM that pdsim reads, and beginnings of names of settings that do not change times."""
+"""Beginnings of the names of KVBM's variables that need no note "pdsim does not model this setting": pdsim reads the
+first, and the others do not change times.
+"""
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is not.
-    network: settings of the network that were already read.
+    network: settings of the network that options have set; variables choose only among transports of the same engine.
     """
     found: dict[str, Any] = {}
     backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
@@ -57,11 +59,11 @@ def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
 def of_host_memory(
     given: dict[str, Any], per_gpu: float, variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fields of servers with host memory behind vLLM. Empty: they have none.
+    """Fields of vLLM's servers that keep KV in host memory. Empty: they keep none.
 
-    given: settings read from options; those of host memory are taken out. per_gpu: one GPU's share of the host memory
-    of an engine's ranks. aside: notes on settings that pdsim does not model are added here. common: fields of storage
-    behind host memory are added here.
+    given: settings read from options; those of host memory are taken out. per_gpu: factor from the host memory that
+    options and variables give for one engine to that of one GPU. aside: notes on settings that pdsim does not model are
+    added here. common: fields of storage behind host memory are added here.
     """
     found: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):
@@ -85,8 +87,10 @@ def _of_kvbm(per_gpu: float, variables: Mapping[str, str], aside: list[str]) -> 
 def _of_lmcache(
     extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fields of servers with LMCache, read from variables LMCACHE_... and from the extra configuration of LMCache's
-    connector, which takes precedence (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494).
+    """Fields of servers with LMCache. Empty: LMCache keeps nothing in CPU memory. extra: LMCache's settings in the
+    configuration of its connector, which take precedence over variables LMCACHE_... (LMCache 0.5.6,
+    integration/vllm/vllm_v1_adapter.py:494). aside: notes on settings that pdsim does not model are added here. common:
+    fields of storage are added here.
     """
     given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if _LMCACHE in name}
     given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if "lmcache." in name}
@@ -112,8 +116,8 @@ def _take(found: dict[str, Any], variables: Mapping[str, str], name: str, path: 
 
 
 def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any:
-    """The number in a variable. read: makes the number from text. None: the variable is not set, or its value names
-    another variable. Raises ConfigError.
+    """The number in the variable `name`. read: makes the number from text. None: the variable is not set, or its value
+    names another variable. Raises ConfigError if the value is no number.
     """
     value = variables.get(name, "")
     if not value or "$" in value:

@@ -47,8 +47,8 @@ def _kv_dtype(read: Read, value: Value) -> None:
 
 
 def _quantization(read: Read, value: Value) -> None:
-    """Reads --quantization. fp8 means that the server casts the checkpoint while it loads it; other values describe the
-    checkpoint.
+    """Reads --quantization. fp8 becomes weight_dtype, because the server casts the checkpoint while it loads it. Other
+    values become a note: they only describe the checkpoint.
     """
     if value == "fp8":
         read.common["weight_dtype"] = "fp8"
@@ -61,7 +61,9 @@ def _ep(read: Read, value: Value) -> None:
 
 
 def _a2a_backend(read: Read, value: Value) -> None:
-    """Reads --moe-a2a-backend, or vLLM's --all2all-backend."""
+    """Stores --moe-a2a-backend, or vLLM's --all2all-backend, in the server's fields. A library that pdsim does not
+    model becomes a note.
+    """
     name = text_of(value).removesuffix("_low_latency").removesuffix("_high_throughput")
     backend = "none" if name == "allgather_reducescatter" else name
     if backend in get_args(A2aBackend):
@@ -100,8 +102,8 @@ def _backup(read: Read, value: Value) -> None:
 
 
 def _draft_model(read: Read, value: Value) -> None:
-    """Reads the path of the draft model. A scenario names only the draft model of STANDALONE, by its name in the
-    catalog.
+    """Stores the draft model in the server's fields: its name in the catalog, or its path if the catalog lacks the
+    model. Scenarios use the name only with the algorithm STANDALONE.
     """
     path = text_of(value)
     read.server["speculative_draft_model"] = model_named(path)[0] if is_known(path) else path
@@ -115,7 +117,9 @@ def _state_strategy(read: Read, value: Value) -> None:
 
 
 def _divides(field: str) -> Reader:
-    """Makes a reader of the size of a group of GPUs. The reader leaves out 1, which is the default."""
+    """Makes a reader that stores the size of a group of GPUs in the server's field `field`. The reader leaves out 1,
+    which is the default.
+    """
 
     def read_size(read: Read, value: Value) -> None:
         if (size := count_of(value)) > 1:
@@ -269,7 +273,9 @@ def _moved_by(config: dict[str, Any]) -> str:
 
 
 def _configs(found: Any) -> list[dict[str, Any]]:
-    """The configuration of a connector, and of the connectors inside it if it has several."""
+    """A connector's configuration `found`, followed by the configurations of the connectors inside it, if it has
+    several. Raises ValueError if `found` is no object.
+    """
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
     extra = found.get("kv_connector_extra_config")

@@ -37,8 +37,8 @@ _NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\b
 
 @dataclass
 class Imported:
-    """A scenario that was made of a deployment. understood, aside, assumed: what was read, ignored, and assumed, as
-    texts.
+    """A scenario that was made of a deployment, as plain data. understood, aside, assumed: texts on options that were
+    read, that were ignored, and on assumptions.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
@@ -70,9 +70,9 @@ class _Server:
 
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
-    """Imports files, or all files of folders. Raises ConfigError or InputError.
-
-    model, gpu: names in the catalog; None: the deployment must name them.
+    """Imports files, or all files of folders. Raises ConfigError if the files start no server or cannot be one
+    scenario, and InputError if a file cannot be read. model, gpu: names in the catalog; None: the deployment must name
+    them.
     """
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
@@ -119,8 +119,8 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
 
 
 def _processes(files: Sequence[Path]) -> Iterator[Process]:
-    """Yields the processes that the files start. The file of an orchestrator is read once: either alone, or where a
-    command names it.
+    """Yields the processes that the files start. A configuration file of `trtllm-serve disaggregated` describes several
+    servers; this file is read where a command names it, or alone if no file has commands.
     """
     read = [(path, read_processes(path)) for path in files]
     has_commands = any(processes for _, processes in read)
@@ -156,8 +156,8 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """Those processes that are servers. If scripts and manifests start the same servers, as those of `pdsim launch` do,
-    the scripts count.
+    """Those processes that are servers. If scripts and manifests start the same servers, as files of `pdsim launch` do,
+    only those of the scripts, and `found` gets a note.
     """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]
@@ -195,8 +195,9 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> tuple[str, str | None]:
-    """The name of the model for the catalog, and the path or name from which the server loads it; None: not known. If
-    the path is no known model, the name under which the server offers it counts.
+    """A model's name to look up in the catalog (empty: none is given), and the path or name from which the server loads
+    the model (None: not known). alone: words of the command outside options. If the catalog knows neither path nor
+    name, it may know the option served-model-name.
     """
     given = [flags.get("model-path"), flags.get("model"), *alone[:1]]
     paths = [one for one in given if isinstance(one, str) and "$" not in one]
@@ -223,8 +224,9 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """The servers by role. If a server is for prefill, all servers that are not for prefill count as decode; otherwise
-    all servers are aggregated. Raises ConfigError if engines differ, or if no server is left for decode.
+    """The servers by role; found: gets the engine. If a server is for prefill, all servers that are not for prefill
+    count as decode; otherwise all servers are aggregated. Raises ConfigError if engines differ, or if no server is left
+    for decode.
     """
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
@@ -291,7 +293,7 @@ def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str
 
 def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:
     """Share of a GPU's memory for weights and KV together. share: the part that the engine takes for KV, of the memory
-    that the weights leave free.
+    that the weights leave free. found, role, read: name the model, its GPUs, and its data types.
     """
     model, dtype = load_model(found.data["model"]), found.data.get("weight_dtype")
     gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
@@ -308,8 +310,8 @@ def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read:
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
-    """The fields of a role that follow from the options of a server, and the number of servers that its process
-    makes.
+    """The fields of a role that follow from a server's options, and the number of servers that its process starts.
+    found: the scenario so far, to which assumptions are added.
     """
     given = dict(server.read.server)
     is_vllm = found.data["engine"] == "vllm"
@@ -434,8 +436,8 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """The scenario as plain data, after changes in the notation of --set. Fields that need a measured number are in it
-    if the number is set.
+    """The scenario as plain data, after changes in the notation of --set. Withheld fields are in it if the user has set
+    the measured number that they need, such as speculative_accept_length.
     """
     data = found.data
     for change in changes:

@@ -14,7 +14,7 @@ _PROMPTS = 1000
 
 def load_of(program: str, flags: Mapping[str, Value]) -> tuple[Load, list[str]]:
     """The load that a load generator's options describe, and those options that pdsim does not understand. Raises
-    ValueError.
+    ValueError if an option has a wrong value or pdsim cannot simulate the load.
     """
     return _READERS[program](_Flags(flags))
 

@@ -11,7 +11,9 @@ _TOP_K = 2048
 
 
 def read_hisparse_config(read: Read, value: Value) -> None:
-    """Reads --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:63). The kernel's block size has no field."""
+    """Stores SGLang's --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:63) in the server's fields. The kernel's
+    block size is left out, because scenarios have no such field.
+    """
     found = object_of(value)
     read.server["hisparse"] = {
         "device_buffer_tokens": found.get("device_buffer_size", 2 * count_of(str(found.get("top_k", _TOP_K)))),
@@ -20,7 +22,9 @@ def read_hisparse_config(read: Read, value: Value) -> None:
 
 
 def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[str, Any]:
-    """Removes the fields from those that a server's options set, and returns them. Notes which number each needs."""
+    """Takes the fields of speculation and HiSparse out of `given`, the fields that a server's options set, and returns
+    them. Empty for prefill. `read` gets a note with the measured number that these fields need.
+    """
     taken = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
     config, is_on = given.pop("hisparse", {}), given.pop("enable_hisparse", False)
     if role == "prefill":
@@ -47,7 +51,9 @@ def _note_drafts(taken: dict[str, Any], read: Read) -> None:
 
 
 def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a role, with the withheld fields whose number the user has set."""
+    """The fields of a role. Withheld fields are included if the user has set the number that they need in `servers`:
+    speculative_accept_length for drafts, hisparse for HiSparse.
+    """
     drafts = {name: value for name, value in withheld.items() if name != "hisparse"}
     found = {**drafts, **servers} if servers.get("speculative_accept_length") is not None else dict(servers)
     if isinstance(given := servers.get("hisparse"), dict) and "hisparse" in withheld:

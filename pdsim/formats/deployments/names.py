@@ -29,8 +29,8 @@ _STANDS_IN = "model: the catalog has no"
 
 
 def model_named(given: str) -> tuple[str, str | None, str]:
-    """The model's name in the catalog, the weight type if the given name has it, and a text if a model was assumed.
-    Raises ConfigError if no model fits.
+    """The model's name in the catalog, the weight type if the given name has it (else None), and a text if another
+    model of the catalog stands for the given one (else empty). Raises ConfigError if no model fits.
     """
     known = names("models")
     base = given.rstrip("/").rsplit("/", 1)[-1].lower().replace("_", "-")

@@ -1,4 +1,6 @@
-"""Readers of single options, of which the tables of options consist."""
+"""Functions that read the value of one option each. The tables of all options of a program (flags.py) consist
+of them.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +14,9 @@ Value = str | bool | list[str]
 
 
 def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
-    """Words that belong to no option, and options with their values. `--tp-size 4` and `--tp_size=4` are the same
-    option. True: the option has no value. A list: the option has several values.
+    """Splits the words of a command. Returns words that belong to no option, and the options' values by name.
+    `--tp-size 4` and `--tp_size=4` are the same option. True: the option has no value. A list: the option has several
+    values.
     """
     alone: list[str] = []
     flags: dict[str, Value] = {}
@@ -43,8 +46,8 @@ _SHORT = {
 
 @dataclass
 class Read:
-    """The fields that the options of one server set. understood, aside, assumed: texts on what was read, what was
-    ignored, and what was assumed.
+    """Scenario fields that the options of one server set. understood, aside, assumed: texts on options that were read,
+    that were ignored, and on assumptions.
     """
 
     server: dict[str, Any] = field(default_factory=dict)
@@ -62,9 +65,9 @@ Reader = Callable[[Read, Value], None]
 
 
 def difference(read: Read, first: Read) -> str:
-    """A scenario gives all servers of a role the options of the first one. Says which options of another server are
-    therefore ignored, and which it gets in addition. read: options of that server. first: options of the first one.
-    Empty: neither.
+    """Compares the options of a server with those of the first server of its role, which count for all servers of the
+    role. Says which options of the server are therefore ignored, and which of the first server it gets in addition.
+    read: options of the server. first: options of the first server. Empty: no difference.
     """
     own = {text.split()[0] for text in read.understood}
     lost = [text for text in read.understood if text not in first.understood]
@@ -97,7 +100,7 @@ def count_of(value: Value) -> int:
 
 
 def positive_of(value: Value) -> int:
-    """The value as a whole number above 0. Raises ValueError for others."""
+    """The value as a whole number above 0. Raises ValueError for other values."""
     found = count_of(value)
     if found < 1:
         raise ValueError("a whole number above 0")
@@ -173,7 +176,9 @@ STATE_DTYPES = {"float32": "fp32", "auto": "fp32", "float16": "fp16", "bfloat16"
 
 
 def dtype_of(read: Read, value: Value) -> None:
-    """Reads the data type in which a server computes."""
+    """Reads --dtype, the data type in which a server computes. No field is set, because pdsim computes in two bytes or
+    less; a type of more bytes becomes a note.
+    """
     if value not in ("auto", "half", "float16", "bfloat16"):
         read.aside.append(f"--dtype {value}: pdsim computes in two bytes or less")
 

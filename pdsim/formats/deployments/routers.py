@@ -12,8 +12,9 @@ from pdsim.launch.gateway import MANUAL, POLICIES
 _MODES = {theirs: ours for ours, theirs in ROUTER_MODES.items()}
 _TTL = "router-session-affinity-ttl-secs"
 _OF_DISKS = "router-disk-cache-hit-weight"
-"""Option of a frontend that changes nothing here: no engine's events name blocks on disks (SGLang 0.5.23,
-mem_cache/unified_cache/unified_tree_core.py:2438; vLLM has no disks behind host memory in pdsim)."""
+"""Option of Dynamo's frontend that has no effect in a simulation: no engine's events name blocks on disks (SGLang
+0.5.23, mem_cache/unified_cache/unified_tree_core.py:2438; vLLM has no disks behind host memory in pdsim).
+"""
 _WITHOUT_EFFECT = "no server's KV events name blocks on disks, so this weight changes nothing"
 _SILENT = {
     "host", "port", "http-host", "http-port", "pd-disaggregation", "vllm-pd-disaggregation", "prefill",
@@ -26,8 +27,8 @@ _SILENT = {
 def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The section `router`, and the options that are not understood. Empty section: the router's default. is_pair:
-    True: prefill and decode are separate.
+    """The section `router`, and the options that pdsim does not understand. Empty section: the router's default.
+    variables: environment variables of the program. is_pair: True: prefill and decode are separate.
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"

@@ -159,8 +159,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what an orchestrator's file says besides servers' settings, as entries of Process.variables, which
-    roles_of reads: role by port, routing policy by role, and sections that pdsim leaves out.
+    """Contents of an orchestrator's file, other than settings of its own servers, as text entries for
+    Process.variables: role by port, routing policy by role, and sections that pdsim leaves out. `roles_of` reads these
+    entries.
     """
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():

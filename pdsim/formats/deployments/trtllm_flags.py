@@ -22,7 +22,9 @@ from pdsim.formats.deployments.readers import (
 
 
 def _transceiver(read: Read, value: Value) -> None:
-    """Reads cache_transceiver_config.backend. UCX, and MPI over UCX, post transfers as NIXL's UCX backend does."""
+    """Stores cache_transceiver_config.backend as network.transport. UCX, and MPI over UCX, count as NIXL, whose UCX
+    backend posts transfers in the same way.
+    """
     backend = text_of(value).upper()
     read.common["network.transport"] = "mooncake-rdma" if backend == "MOONCAKE" else "nixl-rdma"
     if backend not in ("NIXL", "MOONCAKE"):
@@ -34,8 +36,8 @@ def _draft_tokens(read: Read, value: Value) -> None:
 
 
 def _missing_options(read: Read, value: Value) -> None:
-    """Notes that the file which the option names was not found. If a file is found, its options take the place of this
-    option.
+    """Notes that the file of further options, which the option `value` names, was not found. This reader is called only
+    then: options of a found file take the place of the option.
     """
     read.aside.append(f"options of {text_of(value)}: there is no such file beside the command; defaults count")
 

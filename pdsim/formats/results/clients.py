@@ -48,7 +48,9 @@ _AIPERF_TOTALS = {
     "total_token_throughput": "total_throughput",
 }
 _AIPERF_LENGTHS = {"input_sequence_length": "total_input_tokens", "output_sequence_length": "total_output_tokens"}
-"""Mean lengths by which the number of requests is multiplied if the file has no totals."""
+"""AIPerf's mean lengths, each with the field of a summary that has the total of this length. If the file has no totals,
+a total is the mean times the number of requests.
+"""
 _AIPERF_DURATION = "benchmark_duration"
 _AIPERF_IN_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _AIPERF_IN_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3}

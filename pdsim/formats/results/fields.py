@@ -56,7 +56,9 @@ class ResultFields:
         return number
 
     def count(self, name: str) -> int:
-        """A whole number, which the file may have as text. Raises ConfigError for other values."""
+        """A whole number, which the file may have as text. Raises ConfigError if the field is missing or has another
+        value.
+        """
         value = self.get(name)
         try:
             return whole(value)
@@ -71,7 +73,9 @@ class ResultFields:
         return {ours: value * factor for ours, value in found if value is not None}
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
-        """The factor for the unit that a field names. Raises ConfigError if the unit is unknown."""
+        """The factor in `units` for the unit that the field `name` has as text. Raises ConfigError if the unit is
+        unknown.
+        """
         unit = self.get(name)
         if not isinstance(unit, str) or unit not in units:
             raise ConfigError(f"{self.where}: no unit {unit!r}; there are {', '.join(units)}")
@@ -85,7 +89,10 @@ class ResultFields:
 
 
 def statistics_of(latency: str, names: Mapping[str, str]) -> dict[str, str]:
-    """For each statistic of a latency: its field in a summary, by the name that the tool uses."""
+    """Maps a tool's names of statistics, such as avg, to fields of a summary, such as mean_ttft_ms. latency: the
+    latency's name in a summary, such as ttft. names: a summary's names of statistics, such as mean, by the tool's
+    names.
+    """
     return {theirs: f"{ours}_{latency}_ms" for theirs, ours in names.items()}
 
 

@@ -28,7 +28,7 @@ class Tool(NamedTuple):
     """Tells whether a result comes from this tool."""
     summary: Callable[[ResultFields], dict[str, float]]
     label: Callable[[ResultFields], Any] = lambda _: None
-    """Reads the name of a result from the file."""
+    """Reads the name of a result from the file. Returns None if the tool's files have no names."""
 
 
 _RECORDS = "AIPerf's records"

@@ -44,7 +44,9 @@ def load_of(benchmark: ResultFields) -> str:
 
 
 def _strategy(benchmark: ResultFields) -> ResultFields:
-    """The strategy of a benchmark. Before version 2, reports have it among the arguments."""
+    """The strategy of a benchmark of GuideLLM, such as a constant rate: in `config`, or in `args` before version 2 of
+    the report.
+    """
     return benchmark.part("config" if "config" in benchmark else "args").part("strategy")
 
 
@@ -82,8 +84,8 @@ def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
 
 
 def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) -> dict[str, float]:
-    """The statistics of a latency. Empty: its mean is 0, so nothing was measured, as without streaming. in_ms: factor
-    to ms.
+    """The statistics of a latency, as fields of a summary. distribution: the report's statistics of the latency. in_ms:
+    factor to ms. Empty: the mean is 0, because nothing was measured, for example without streaming.
     """
     if not distribution.number("mean"):
         return {}
@@ -94,10 +96,11 @@ def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) 
 
 
 def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, float]:
-    """Statistics of TPOT in which each request counts once. In the file, each gap counts once, so that its mean is that
-    of ITL.
+    """Statistics of TPOT in which each request counts once, as fields of a summary. GuideLLM's own statistics count
+    each gap between tokens once, so their mean is the mean ITL.
 
-    If requests differ in length, the statistics are computed from single requests, all of which must be in the file.
+    If requests differ in length, the statistics are computed from single requests. Empty: the file lacks some of these
+    requests.
     """
     lengths = _guidellm_successful(metrics, "output_token_count")
     if lengths.number("min") == lengths.number("max"):

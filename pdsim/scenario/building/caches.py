@@ -21,8 +21,8 @@ from pdsim.system import memory
 from pdsim.system.states import CACHED_SLOTS, TRACK_TOKENS, grid_tokens, interval_tokens
 
 PREFETCH_SHARE = 0.8
-"""Prefetches from storage may hold this share of the host memory by which the host cache is larger than the GPU's pool
-(SGLang 0.5.12, cache_controller.py).
+"""A new prefetch from storage begins only while the KV of prefetches under way is below a limit. The limit is this
+share of the difference in size between the host cache and the GPU's pool (SGLang 0.5.12, cache_controller.py).
 """
 
 
@@ -88,8 +88,9 @@ def stored_page_tokens(scenario: Scenario) -> int:
 
 
 def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) -> dict[str, Any]:
-    """The host cache of a vLLM instance, as an argument of its KV cache: chunks of LMCache, or blocks of KVBM or
-    OffloadingConnector. pages_per_state: pages of one state of linear-attention layers; 0: no states are kept.
+    """The host cache of a vLLM instance, as one argument of KvCache or VllmHybridCache: {"chunks": cache} with LMCache,
+    {"offload": cache} with KVBM or OffloadingConnector. pages_per_state: number of pages of one state of
+    linear-attention layers; 0: the host cache keeps no states.
     """
     settings: ServerSettings = getattr(scenario, role)
     num_pages, page = num_host_pages(scenario, role), scenario.page_tokens(role)
@@ -106,7 +107,8 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
 
 def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:
     """The cache of a vLLM instance whose states of linear-attention layers take pages. With LMCache, or if decode
-    returns KV, a cached prefix may continue from any page.
+    returns KV to prefill, pdsim lets a request continue from any page of a cached prefix, also from pages without a
+    state. pool: the pages of the GPU. tree: the prefix cache; None: the instance has none.
     """
     settings: ServerSettings = getattr(scenario, role)
     has_host = tree is not None and settings.host_cache is not None
@@ -119,8 +121,9 @@ def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tr
 
 
 def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
-    """How many states of linear-attention layers SGLang's prefix cache keeps, and where. None: the cache keeps no
-    states, and a cached prefix continues from any page.
+    """Numbers of slots for states of linear-attention layers on a SGLang instance, and after how many tokens its prefix
+    cache keeps a state. None: the prefix cache keeps no states, and a request continues from any page of a cached
+    prefix.
     """
     layout = layout_of(scenario, role)
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv

@@ -65,7 +65,7 @@ class Cluster:
     """Decides how many servers prefill and decode. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
     hosts: Mapping[str, HostSettings]
-    """CPU times of the loop of each prefill instance, by the instance's name."""
+    """CPU times of the scheduler loop of each prefill instance, by the instance's name."""
     host_copies: HostCopies | None
     """Times of copying retracted KV between decode GPUs and host memory. None: these copies take no time."""
     host_links: Mapping[str, HostCopies]
@@ -205,7 +205,9 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
 
 
 def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> Graphs | None:
-    """CUDA graphs of an instance's decode steps. None: each batch takes the time of its own size."""
+    """CUDA graphs of an instance's decode steps. None: no graphs, so a step takes the time of exactly its number of
+    requests.
+    """
     cost = scenario.cost
     sizes: Sequence[int] | str | None = cost.graph_sizes
     if sizes is None and cost.is_of_kernels and layout.model.experts is not None:
@@ -225,13 +227,14 @@ def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> G
 
 
 def _masks_empty_rows(scenario: Scenario, layout: Layout) -> bool:
-    """True if experts of an instance do not compute the empty rows of a CUDA graph.
+    """True if the experts of an instance skip the empty (padding) rows of a CUDA graph.
 
     Empty rows have the tokens of earlier steps, so they choose experts as requests do (SGLang 0.5.12,
     model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). If each GPU holds whole
     experts, SGLang masks these rows (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978), and vLLM does
-    not. flashinfer_trtllm, the kernel for whole experts on Blackwell if each GPU gets all tokens, ignores the mask in
-    0.5.12 and supports it in 0.5.23 (layers/moe/moe_runner/flashinfer_trtllm.py:888).
+    not. One kernel ignored the mask in SGLang 0.5.12 and obeys it in 0.5.23: flashinfer_trtllm
+    (layers/moe/moe_runner/flashinfer_trtllm.py:888). This kernel runs on Blackwell GPUs that hold whole experts and get
+    all tokens.
     """
     knows_mask = scenario.engine_rules.masks_empty_rows or not is_blackwell(layout.gpu.name) or layout.sends_to_experts
     return scenario.engine == "sglang" and layout.has_whole_experts and knows_mask

@@ -37,8 +37,8 @@ def decode_model(scenario: Scenario, role: Role) -> CostModel:
 
 
 def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
-    """Times of the draft model on an instance of this role. None: there is no draft model, or the cost has the measured
-    time of drafting.
+    """Times of the draft model on an instance of this role. None: there is no draft model, or the scenario's measured
+    step times include drafting.
 
     The times come from the scenario's cost model; if that model has no times of single layers, from the model
     `kernels`. Draft forwards belong to the decode step, so the host time between steps counts once per step.
@@ -70,8 +70,8 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
 
 
 def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
-    """Computes the chunk sizes of dynamic chunking, from the times of single prompts. None: all chunks have the same
-    size. The scenario must be resolved.
+    """Computes the chunk sizes of dynamic chunking, from the modelled times of forwards with one prompt each. None: all
+    chunks have the same size. The scenario must be resolved.
     """
     prefill = scenario.pair.prefill
     if not prefill.dynamic_chunks:
@@ -92,8 +92,8 @@ def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
 
 
 def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Quadratic and linear coefficient of the parabola that fits the times best (least squares). lengths: must be
-    equally spaced.
+    """Quadratic and linear coefficient of the parabola that fits the times, as a function of the lengths, best (least
+    squares). lengths: must be equally spaced. times: one per length.
     """
     mean = fmean(lengths)
     offsets = [length - mean for length in lengths]
@@ -104,8 +104,8 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
 
 
 def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Coefficient with which `part` fits the times best (least squares), as one of several functions that are summed.
-    part: the function's values, which must be orthogonal to those of the other functions.
+    """Coefficient of one basis function in a least-squares fit of `times` by a sum of orthogonal basis functions. part:
+    values of the basis function, one per time.
     """
     found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
     return found

@@ -38,7 +38,9 @@ class Encoding:
     times: Mapping[str, EncoderTimes]
     transport: Transport
     topology: Topology
-    """Links from encode instances to servers that compute prompts, for the embeddings that one rank gets."""
+    """Links from encode instances to the servers that compute prompts. A transfer on a path of these links has the size
+    of the embeddings that one rank gets.
+    """
 
 
 def encoding(scenario: Scenario) -> Encoding | None:
@@ -75,7 +77,9 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance | VllmEncodeInst
 
 
 def embedding_reads(scenario: Scenario, language_id: str) -> EmbeddingReads | None:
-    """Reads of a vLLM server from encode instances. None: there are none."""
+    """How a vLLM server reads embeddings from encode instances. None: the cluster has no encode instances, or this
+    instance computes no prompts. language_id: name of the instance that reads.
+    """
     if scenario.encode is None or language_id not in language_ids(scenario):
         return None
     return EmbeddingReads(language_id, _embedding_bytes(_encoders(scenario)))
@@ -87,8 +91,8 @@ def language_ids(scenario: Scenario) -> list[str]:
 
 
 def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
-    """Modalities (such as image) of the items that instances get with requests: all that the model's encoders take.
-    Empty: SGLang's servers encode media themselves; they schedule no items, so requests bring none.
+    """Modalities (such as image) of the media items that requests bring to the schedulers: all for which the model has
+    an encoder. Empty: servers of SGLang without encode instances, whose schedulers do not see media items.
     """
     if scenario.encode is None and scenario.engine == "sglang":
         return ()
@@ -96,9 +100,10 @@ def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
 
 
 def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
-    """Maximum number of tokens of items in a vLLM server's encoder cache. 0: the model has no encoder.
+    """Maximum number of tokens of images and audio clips in a vLLM server's encoder cache. 0: the model has no encoder.
 
-    Raises ConfigError if vLLM does not start, because the largest image exceeds a step and images may not be split.
+    Raises ConfigError if vLLM would not start: images may not be split, and the largest image has more tokens than a
+    step takes.
     """
     found, step = _encoder_tokens(scenario, settings.rank_chunk_tokens), settings.rank_chunk_tokens
     if not settings.chunked_media and found > (step or found):
@@ -148,9 +153,10 @@ def _gpu(settings: EncodeSettings) -> GpuSpec:
 
 
 def _topology(scenario: Scenario, engine: Transport) -> Topology:
-    """Links from encode instances to the servers that compute prompts. Each rank of such a server asks for all
-    embeddings of a request, and gets them (SGLang 0.5.23, disaggregation/encoder/receiver.py:2352: receive_count). The
-    ranks of a vLLM server share one copy in host memory (0.33.0, ec_connector/cpu/common.py: create_ec_shared_region).
+    """Links from encode instances to the servers that compute prompts. engine: the transport of embeddings. Each rank
+    of a server of SGLang asks for all embeddings of a request, and gets them (0.5.23,
+    disaggregation/encoder/receiver.py:2352: receive_count). The ranks of a vLLM server share one copy in host memory
+    (0.33.0, ec_connector/cpu/common.py: create_ec_shared_region).
     """
     network, first_gpus = scenario.network, placed(scenario)
     assert scenario.encode is not None

@@ -1,4 +1,6 @@
-"""What HiSparse needs of model and sizes: checks, and the size of the buffers on the GPU."""
+"""Checks of decode servers with HiSparse, which keep KV in host memory and a part of it on the GPU, and the size of
+that part.
+"""
 
 from pdsim.scenario.sections.servers import HiSparseSettings
 from pdsim.scenario.yaml_file import ConfigError
@@ -9,8 +11,9 @@ _KV_DTYPES = ("bf16", "fp8")
 
 
 def resolved_hisparse(settings: HiSparseSettings, layout: Layout, page_size: int, pool_tokens: int) -> HiSparseSettings:
-    """The settings with the size of the buffers filled in. Raises ConfigError if SGLang has no HiSparse for this model,
-    or if pdsim does not model it, or if no buffer fits the pool_tokens of the GPU.
+    """The settings with the number of tokens of each request's buffer on the GPU filled in. Raises ConfigError if
+    SGLang has no HiSparse for this model, if pdsim does not model it, or if SGLang would refuse the buffer or
+    pool_tokens (the tokens that the GPU holds) have no room for one.
     """
     if wrong := _wrong_model(layout):
         raise ConfigError(f"decode.hisparse: {wrong}")

@@ -82,7 +82,8 @@ Agent = Sender | Receiver | EmbeddingReceiver | EncodingProxy
 
 def build_agents(scenario: Scenario) -> list[Agent]:
     """New agents that move KV: a sender for each prefill instance, and with staging a receiver for each decode
-    instance. With encode instances: also the receivers of embeddings, or vLLM's proxies.
+    instance. With encode instances, each instance that computes prompts also has an agent: a receiver of embeddings
+    (SGLang), or a proxy that has media encoded before a request goes on (vLLM).
     """
     encoders = encode_ids(scenario)
     agents: list[Agent] = []
@@ -99,8 +100,9 @@ def build_agents(scenario: Scenario) -> list[Agent]:
 
 
 def build_machine(scenario: Scenario, name: str, *, has_restarted: bool = False) -> AnyInstance | Sender | Receiver:
-    """Builds the instance, sender or receiver of this name. Raises KeyError for other names. has_restarted: True: the
-    machine takes the place of one that died, which matters to receivers only. The scenario must be resolved.
+    """Builds the instance, sender or receiver of this name. Raises KeyError for other names. The scenario must be
+    resolved. has_restarted: True: the machine takes the place of one that died. A receiver then knows that all senders
+    have an outdated view of its memory; instances and senders ignore this argument.
     """
     ids_by_role = roles(scenario)
     for role, ids in ids_by_role.items():

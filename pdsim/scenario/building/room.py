@@ -62,8 +62,8 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if the run takes long. Outside
-    the context `limited`: does nothing.
+    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if time_s is more than 20 s.
+    Outside the context `limited`: does nothing.
 
     what: names the run in messages. num_bytes, time_s: estimated memory and time of the run.
     """
@@ -127,8 +127,9 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _state_tokens(scenario: Scenario, role: Role) -> int:
-    """Number of KV tokens whose pages vLLM takes for the two states of linear-attention layers of a request: the
-    current one, and that after its last forward. 0: the model or the engine keeps no states in pages.
+    """Number of KV tokens that would take as many pages as a request's states of linear-attention layers. vLLM keeps
+    two states for a request: the current one, and the one after its last forward. 0: the model or the engine keeps no
+    states in pages.
     """
     layout = layout_of(scenario, role)
     if scenario.engine != "vllm" or not layout.state_bytes:

@@ -24,7 +24,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""If max_running_requests is at most this number, a decode instance gets two extra slots per running request."""
+"""Up to this max_running_requests of a rank, extra_slots of decode is by default twice as large; above it, 0."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
@@ -130,8 +130,9 @@ def whole_layout(scenario: Scenario, role: memory.Role) -> memory.Layout:
 
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
-    """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Redundant experts
-    reduce it. Raises ConfigError.
+    """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean, after redundant
+    experts have reduced the skew. Raises ConfigError if the servers or the cost model cannot have the skew that the
+    scenario sets.
     """
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
@@ -216,8 +217,8 @@ def with_state_blocks(scenario: Scenario) -> Scenario:
 
 
 def _check_connectors(scenario: Scenario) -> None:
-    """Raises ConfigError for a model that vLLM cannot run beside LMCache or KVBM, or runs without its hybrid KV cache
-    manager.
+    """Raises ConfigError if a role has LMCache or KVBM, and vLLM cannot start the model beside it, or stores the KV in
+    a way that pdsim does not model.
     """
     model = load_model(scenario.model)
     wrong = ""
@@ -304,10 +305,9 @@ def _resolved_decode(scenario: Scenario, settings: DecodeSettings) -> dict[str, 
 def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
-    """The resolved fields for the KV pool of one data-parallel rank, and for the number of running requests of all
-    ranks. State slots of linear-attention layers limit this pool and this number.
-
-    fraction: share of GPU memory that SGLang would use for weights and KV.
+    """Values of mem_fraction, pool_tokens (of one data-parallel rank), max_running_requests (of all ranks) and
+    host_cache. Slots for states of linear-attention layers leave less room for these. fraction: SGLang's default of
+    mem_fraction.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
     page, pool, rule = scenario.page_tokens(role), settings.pool_tokens, state_rule(scenario, settings, layout, role)

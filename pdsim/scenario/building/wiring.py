@@ -70,7 +70,9 @@ def transport(scenario: Scenario) -> Transport:
 
 
 def transport_of(section: str, name: str) -> Transport:
-    """The catalog's transport that a section of the scenario names. Raises ConfigError."""
+    """The catalog's entry of the transport `name`. section: the scenario's section that has the name. Raises
+    ConfigError, which names the section, if the catalog has no such transport.
+    """
     try:
         return load_transport(name)
     except CatalogError as wrong:
@@ -83,7 +85,7 @@ NO_HYBRID_STAGES = (
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """True if layers of a model differ in which KV or state they keep."""
+    """True if some layers of a model keep the KV of all tokens, and others that of a window only or a state instead."""
     return model.state is not None or model.attention.window_tokens > 0
 
 
@@ -183,7 +185,9 @@ def grant_wait_ns(scenario: Scenario) -> int | None:
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
-    """Sizes of staging: the pages of a cell, and the memory on each side. None: KV is not staged."""
+    """Sizes of staging: number of pages of a cell, memory of a prefill worker, and memory of a decode rank. None: KV is
+    not staged.
+    """
     if (staging := scenario.network.staging) is None:
         return None
     chunk = scenario.pair.prefill.rank_chunk_tokens or 8192
@@ -232,8 +236,8 @@ def copies_over_host_link(scenario: Scenario, role: Role) -> HostCopies:
 
 
 def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
-    """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU. Raises ConfigError if the
-    transport writes into GPU memory only.
+    """Costs of copying KV from host memory during decode steps with HiSparse. None: all KV is on the GPU. Raises
+    ConfigError if the transport writes into GPU memory only.
     """
     if role != "decode" or (hisparse := scenario.pair.decode.hisparse) is None:
         return None
@@ -260,10 +264,11 @@ def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
     """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
-    different tp or pp, so that neither can read the other's pages (SGLang 0.5.23,
-    mem_cache/storage/mooncake_store/mooncake_store.py:630). Of ranks that hold the same KV, one writes it (SGLang
-    0.5.23, mem_cache/hicache_storage.py:69); each reads it in SGLang, the first for all in LMCache (0.5.6,
-    cache_engine.py:881).
+    different tp or pp: neither could read the other's pages (SGLang 0.5.23,
+    mem_cache/storage/mooncake_store/mooncake_store.py:630).
+
+    If ranks hold the same KV, only one of them writes it (SGLang 0.5.23, mem_cache/hicache_storage.py:69). In SGLang
+    all of these ranks read it. In LMCache the first of them reads it for all (0.5.6, cache_engine.py:881).
     """
     if (storage := scenario.storage) is None:
         return None
@@ -298,19 +303,19 @@ class HostNics:
     """The NICs through which the hosts of one server exchange activations. Only servers on several hosts are listed."""
 
     traffic: Mapping[str, HostTraffic]
-    """Bytes that the hosts exchange, by instance."""
+    """Sizes and times of the exchanges between a server's hosts, by the name of each instance."""
     paths: Mapping[str, tuple[Path, Path]]
-    """The outgoing and the incoming path of one GPU of each instance, by instance."""
+    """By instance: the path out of the first GPU's NIC to other hosts, and the path into that NIC."""
     capacity: Mapping[str, float]
-    """Bandwidth in bytes per second, by link."""
+    """Bandwidth in bytes per second of each NIC and direction, by the link's name in `paths`."""
 
 
 def host_nics(scenario: Scenario) -> HostNics:
-    """The NICs between the hosts of servers. Exchanges of activations share the NICs with transfers of KV if the
+    """The NICs between the hosts of servers. Exchanges of activations share these NICs with transfers of KV if the
     transport uses NICs.
 
-    An exchange that has a NIC alone reaches the share NIC_SHARE of the NIC's bandwidth or, if network.bandwidth is
-    given, that bandwidth.
+    An exchange that has a NIC for itself reaches network.bandwidth. If the scenario does not give network.bandwidth,
+    the exchange reaches the share NIC_SHARE of the NIC's nominal bandwidth.
     """
     network, engine, first_gpus = scenario.network, transport(scenario), placed(scenario)
     traffic: dict[str, HostTraffic] = {}
@@ -331,8 +336,8 @@ def host_nics(scenario: Scenario) -> HostNics:
 
 
 def placed(scenario: Scenario) -> dict[str, int]:
-    """Index of the first GPU of each instance, by the instance's name. No other server uses the hosts of a server that
-    needs several. Encode instances come last.
+    """Index of the first GPU of each instance, by the instance's name. GPUs are numbered from 0 over the whole cluster.
+    If a server needs several hosts, no other server uses these hosts. Encode instances have the last GPUs.
     """
     found: dict[str, int] = {}
     next_gpu = 0
@@ -350,10 +355,11 @@ def placed(scenario: Scenario) -> dict[str, int]:
 
 
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
-    """The links of the cluster. GPUs are numbered one after the other, prefill first. Each gpus_per_nic neighbours
-    share a NIC, even if they belong to different instances.
+    """The links between prefill and decode instances. wire: how KV is laid out between their ranks. GPUs are numbered
+    one after the other, prefill first, and each group of gpus_per_nic consecutive GPUs shares a NIC, even if the GPUs
+    belong to different instances.
 
-    If decode returns KV, as many of its ranks send as receive.
+    If decode returns KV, the same number of decode ranks sends as receives.
     """
     network, engine = scenario.network, transport(scenario)
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1

@@ -49,7 +49,7 @@ def imports_are_allowed() -> bool:
 
 def require_trust(name: str, module: str) -> None:
     """Raises ValueError if import paths are refused. The message names the file that an import would run; the file is
-    found without an import.
+    found without an import. name: import path of the component. module: its module.
     """
     if imports_are_allowed():
         return
@@ -252,7 +252,9 @@ def _name_of(kind: type[Any]) -> str:
 
 @cache
 def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | None], ...]:
-    """The fields of a component, each with its name in files and the kind of quantity that files give."""
+    """The fields of a component. Each comes with its name in files and the dimension of its value, such as time; None
+    instead of a dimension: the value has no unit.
+    """
     return tuple((field, *in_file(field.name)) for field in fields(kind) if field.init)
 
 
@@ -379,7 +381,9 @@ def _load(seam: Any, name: str) -> type[Any]:
 
 
 def _checked(seam: Any, made: Any) -> Any:
-    """Returns the component. Raises ValueError if it lacks a method of its protocol."""
+    """Returns the component `made`. Raises ValueError if it does not satisfy `seam`: a protocol whose methods it must
+    have, or a union of classes to one of which it must belong.
+    """
     kinds = get_args(seam)
     if kinds and not isinstance(made, kinds):
         raise ValueError(f"{made!r} is none of {', '.join(kind.__name__ for kind in kinds)}")

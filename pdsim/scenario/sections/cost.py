@@ -46,11 +46,11 @@ class Setup(Section):
     model: str | None = None
     """Name of the model. None: not known."""
     weight_dtype: str | None = None
-    """Data type of the weights."""
+    """Data type of the weights. None: not known."""
     kv_dtype: str | None = None
-    """Data type of the KV."""
+    """Data type of the KV. None: not known."""
     device: str | None = None
-    """Name of the GPU in the catalog, or of a CPU."""
+    """Name of the GPU in the catalog, or of a CPU. None: not known."""
     tp: tuple[int, int] = (1, 1)
     """Tensor-parallel sizes of prefill and of decode."""
     dp: tuple[int, int] = (1, 1)
@@ -74,7 +74,9 @@ class Setup(Section):
         return ", ".join(part for part in self.parts().values() if part)
 
     def differences(self, run: "Setup") -> list[str]:
-        """Texts that say how another setup differs from this one."""
+        """One text for each known field of this setup that has another value in the setup `run`. The text is the value
+        in `run`.
+        """
         mine, theirs = self.parts(), run.parts()
         known = (name for name in mine if getattr(self, name) is not None)
         return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
@@ -179,8 +181,8 @@ ENCODE_SPREAD = 2
 
 
 class HostSettings(Section):
-    """CPU time of the instances' loops. Fields without `decode` in their name belong to prefill; `loading` belongs to
-    all.
+    """CPU time of the instances' scheduler loops. Fields without `decode` in their name belong to prefill; `loading`
+    belongs to all.
     """
 
     start: Duration = 0
@@ -194,20 +196,22 @@ class HostSettings(Section):
     send: Duration = 0
     """Time in which the loop hands the KV of one request to the transfer workers. Workers run only when the loop
     releases Python's GIL. A request's transfer therefore starts after the loop has also handed over the next request
-    (with staging: the next two), or all that it has.
+    (with staging: the next two), or earlier if no further request is ready.
     """
     decode_step: Duration = 0
     """Time between two steps of a decode loop, while its GPU is idle."""
     decode_request: Duration = 0
     """Additional time between two decode steps, for each request of the batch."""
     decode_prefill: Duration = 0
-    """Additional time around a prefill forward that a decode loop runs, as an aggregated instance does, while the GPU
-    is idle.
+    """Additional time around a prefill forward on an instance that also decodes, such as an aggregated instance. The
+    GPU is idle in this time.
     """
     loading: Duration = 0
     """Time of loading weights and capturing CUDA graphs, from the restart of a killed instance until it serves."""
     slowdown: float = Field(default=1, gt=0)
-    """Factor on all host work: loops, launches of forwards, batches and descriptors of transfers."""
+    """Factor on the time of all host work: scheduler loops, launches of forwards, and starting batches and descriptors
+    of transfers.
+    """
 
     @property
     def is_none(self) -> bool:
@@ -232,7 +236,7 @@ class CostChoice(Section):
     decode_interval: Interval | None = None
     """Fastest and slowest cost models of decode steps. None: no range."""
     host: HostSettings = HostSettings()
-    """CPU time of the instances' loops."""
+    """CPU time of the instances' scheduler loops."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
     """Batch sizes with CUDA graphs (--cuda-graph-bs-decode). Larger batches run without graphs.
 
@@ -244,12 +248,13 @@ class CostChoice(Section):
     because attention kernels divide the context as if every row had a request.
     """
     graph_empty_rows_free: bool = False
-    """True: empty rows of a CUDA graph take no time besides that of graph_empty_row_kv. This holds in real mode for
-    models with experts, because all its empty rows choose the same experts, and for whole experts that mask empty rows.
+    """True: apart from graph_empty_row_kv, empty rows of a CUDA graph take no time. Two kinds of servers need true:
+    servers that mask the empty rows of whole experts, and real mode for models with experts, where all empty rows
+    choose the same experts.
     """
     eager_layer: Duration = 310_000
-    """Minimum time of a layer without a CUDA graph. The default is that of Qwen3-8B on an H200, as prefill_layer of the
-    cost model roofline.
+    """Minimum time of a layer in a decode step without a CUDA graph. The default was measured for Qwen3-8B on an H200;
+    the cost model roofline has the same default in prefill_layer.
     """
     attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Maximum KV bandwidth of one SM. If set, decode attention runs in waves of one thread block per SM, and reads a

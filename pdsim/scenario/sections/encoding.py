@@ -9,9 +9,8 @@ class EncodeSettings(Section):
     """Encode instances, each one GPU. With engine sglang (--encoder-only), prefill or aggregated servers hold no
     encoder (--language-only), and queue a prompt when all its embeddings have arrived. With engine vllm
     (--ec-transfer-config, ECCPUConnector with ec_enable_nixl), they get a request when all its items are encoded, and
-    read the embeddings.
-
-    Without faults, health, elastic, dp, pp and cp. Simulation only.
+    read the embeddings. Not possible together with faults, health, elastic, or servers that compute prompts with dp, pp
+    or cp. Simulation only.
     """
 
     instances: int = Field(default=1, ge=1)
@@ -23,17 +22,20 @@ class EncodeSettings(Section):
     step_tokens: int = Field(default=8192, ge=1)
     """Engine vllm: maximum number of tokens of items in one step (--max-num-batched-tokens)."""
     cache: Size | None = None
-    """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB), by the list of
-    a request's items. Only forwards of a single request use the memory. None: nothing is kept. Engine vllm: host memory
-    for embeddings of each encode instance and of each server that reads them (ec_cpu_bytes). pdsim evicts none."""
+    """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB). An entry holds
+    the embeddings of all items of one request, for later requests with the same items. Only forwards of a single
+    request use the memory. None: nothing is kept. Engine vllm: host memory for embeddings of each encode instance and
+    of each server that reads them (ec_cpu_bytes); pdsim evicts none.
+    """
     transport: str = "zmq-tcp"
-    """Transfer engine of embeddings (--encoder-transfer-backend), by name in the catalog: zmq-tcp
-    (zmq_to_scheduler), or one of Mooncake. Each GPU of the receiving server gets all embeddings. Engine vllm: one of
-    NIXL."""
+    """Transport of embeddings (--encoder-transfer-backend), by its name in the catalog. Engine sglang: zmq-tcp
+    (zmq_to_scheduler) or a transport of Mooncake; each GPU of the receiving server gets all embeddings. Engine vllm: a
+    transport of NIXL.
+    """
 
     def wrong_for(self, engine: str) -> str:
-        """Names a setting that the engine lacks. Empty: there is none. Kept scenarios name all fields, so a field with
-        its default counts as not given.
+        """Names a setting that the engine lacks. Empty: there is none. Scenario files that pdsim writes have all
+        fields, so a field with its default counts as not given.
         """
         if engine == "vllm" and not self.transport.startswith("nixl"):
             return "encode.transport: vLLM's servers read embeddings with NIXL (ECCPUConnector); give nixl-rdma"

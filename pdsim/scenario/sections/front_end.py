@@ -17,22 +17,23 @@ class FrontEndSettings(Section):
     nim. Fields that are not set have the times of the kind. None: fields that are not set are 0.
     """
     service: Duration = 0
-    """Time of each request; requests are served one after another."""
+    """Time that the front end works on each request. Requests are handled one after another."""
     service_per_token: FineDuration = 0
-    """Additional time for each prompt token."""
+    """Additional time that the front end works on a request, for each prompt token."""
     latency_in: Duration = 0
-    """Delay of each request after `service`. Requests do not wait for one another."""
+    """Delay of each request on its way to the router, after `service`. Requests do not wait for one another."""
     latency_out: Duration = 0
-    """Delay from decode to the client, for the first token and for the end."""
+    """Delay from decode to the client, for a request's first token and for the end of its answer."""
     ending: Duration = 0
     """Time of handling the end of an answer. Ends are handled one after another. Needs holds_client."""
     holds_client: bool = False
-    """True: client and server share a thread, so requests and answers at the client wait until the server has served
-    the request before.
+    """True: client and front end share a thread. The client sends requests and notices answers only while the front end
+    works on no request.
     """
     waits_for_prefill: bool | None = None
-    """True: the first token waits until prefill has seen its transfer end, as in SGLang's Rust gateway. None: as the
-    kind does; without a kind, and with kind engine, true with engine sglang, false with vllm.
+    """True: the client gets a first token only after prefill has seen its transfer end, as with SGLang's Rust gateway.
+    None: as the given kind does. With kind engine or without a kind, None means true with engine sglang, and false with
+    engine vllm.
     """
     stall: Duration = 0
     """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed

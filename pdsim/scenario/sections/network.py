@@ -13,9 +13,11 @@ class StagingSettings(Section):
     prefill_buffer: Size | None = None
     """Staging memory of one prefill worker. Cells that are larger are sent as slices. None: no limit."""
     gather_host: Duration = 840_000
-    """Host time of one gather, during which the worker does nothing else (SGLang PR 19890, GB200)."""
+    """Host time of one gather, which collects heads of KV in prefill's staging memory. The transfer worker does nothing
+    else meanwhile (SGLang PR 19890, GB200).
+    """
     scatter_host: Duration = 678_000
-    """Host time of one scatter."""
+    """Host time of one scatter, which distributes KV from decode's staging memory to its pages."""
     gather_efficiency: float = Field(default=0.65, gt=0, le=1)
     """Share of GPU memory bandwidth that a gather reaches; each byte is read and written once (SGLang's kernels on
     H200).
@@ -23,7 +25,9 @@ class StagingSettings(Section):
     scatter_efficiency: float = Field(default=0.40, gt=0, le=1)
     """Share of GPU memory bandwidth that a scatter reaches."""
     transfer_latency: Duration | None = None
-    """Time of a staged batch before its first byte. None: the transport's value (0 for nixl-cuda-ipc-sglang)."""
+    """Time before the first byte of each transfer out of staging memory. None: the transport's value (0 for
+    nixl-cuda-ipc-sglang).
+    """
 
 
 class NetworkSettings(Section):
@@ -39,9 +43,11 @@ class NetworkSettings(Section):
     gpus_per_nic: int = Field(default=1, ge=1)
     """Number of neighbouring GPUs that share a NIC. GPUs are numbered prefill first."""
     transfer_latency: Duration | None = None
-    """Time of each batch before its first byte. None: the transport's value. Staging has its own latency."""
+    """Time before the first byte of each batch of descriptors that a worker starts together. None: the transport's
+    value. Transfers with staging have the latency of `staging`.
+    """
     descriptor_latency: Duration | None = None
-    """Time of each descriptor. None: the transport's value."""
+    """Time of each descriptor of a transfer. None: the transport's value."""
     nixl_push: bool = False
     """With engine vllm, True: prefill writes KV into the pages that decode has registered (NixlPushConnector). False:
     decode reads it.

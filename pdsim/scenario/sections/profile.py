@@ -63,8 +63,9 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 
 def with_profile(data: Any, base: Path) -> Any:
-    """Replaces the field `profile` of a scenario by the sections that the profile has, and notes which sections these
-    are.
+    """Returns a scenario's plain data. The field `profile` is replaced by `cost`, `network` and `front_end`, as far as
+    the profile has them. A warning names the sections that the profile has and lacks. base: folder at which relative
+    paths start.
 
     One file serves both roles; {prefill: FILE, decode: FILE} gives each role a file of its own. Transfers and front end
     come from the first file that has them. Raises ValueError if the scenario has step times of its own.
@@ -141,8 +142,8 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Joins the costs of two profiles, of which one is measured for prefill and one for decode. value: the scenario's
-    cost. of_role: by role, the path of its profile, and the fields given beside the path.
+    """Joins the costs of two profiles: prefill's times come from one, decode's from the other. value: the scenario's
+    cost. of_role: by role, the path of its profile, and the fields that the scenario's cost gives beside this path.
     """
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
@@ -169,8 +170,9 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
 
 
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
-    """Joins the setups of two profiles, by role. Where the setups differ, the texts are joined, so that no run has an
-    equal setup.
+    """Joins the setups on which two profiles were measured. costs: cost of each profile, by role. If texts of the
+    setups differ, the result has both, such as "H100 and H200". No run has such a setup, so commands warn of the
+    difference.
     """
     known = {role: cost.get("measured") or {} for role, cost in costs.items()}
     found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}

@@ -65,7 +65,7 @@ class StorageSettings(Section):
     io_limit: Rate = Field(default=1e6, gt=0)
     """Reads and writes per second of one drive; each page (LMCache: chunk) of each rank is one operation."""
     client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
-    """Bandwidth of one instance in each direction. None: no limit."""
+    """Bandwidth between one instance and storage, in each direction. None: no limit."""
     latency: Duration = 100_000
     """Time before the first byte of each batch of up to 128 pages, and time of looking up such a batch."""
     prefetch: PrefetchPolicy = "timeout"
@@ -76,7 +76,9 @@ class StorageSettings(Section):
 
 
 class Split(NamedTuple):
-    """Parallel sizes of a server: into how many groups its GPUs divide layers, prompts, requests and experts."""
+    """Parallel sizes of a server. tp: number of GPUs of a pipeline stage. pp: number of stages. cp: number of groups of
+    a stage's GPUs that share a prompt's tokens. dcp: number of GPUs that divide each request's KV.
+    """
 
     tp: int
     pp: int = 1
@@ -104,8 +106,8 @@ class HiSparseSettings(Section):
     """Number of tokens of each request's buffer (device_buffer_size): whole pages, and at least the tokens that
     attention chooses. None: twice these tokens."""
     host_to_device_ratio: int = Field(default=2, ge=1)
-    """Number of tokens in host memory for each of the pool_tokens on the GPU. The GPU also holds the indexer's keys of
-    all these tokens."""
+    """Number of KV tokens in host memory for each token of pool_tokens, the KV on the GPU. The GPU also holds the
+    indexer's keys of all tokens in host memory."""
 
 
 class ServerSettings(Section):
@@ -129,9 +131,8 @@ class ServerSettings(Section):
     """
     moe_a2a_backend: A2aBackend | None = None
     """Library that sends tokens to whole experts of other GPUs (--moe-a2a-backend; vLLM: --all2all-backend). none: each
-    GPU gets all tokens. deepep, mori: a token goes to the GPUs of its experts. None: none, but with dp > 1 over several
-    NVLink domains deepep.
-    """
+    GPU gets all tokens. deepep, mori: a token goes to the GPUs of its experts. None: deepep if dp > 1 over several
+    NVLink domains, otherwise none."""
     load_balance_method: Literal["auto", "router", LoadBalanceMethod] = "auto"
     """How a server picks the data-parallel rank of a request (--load-balance-method): round_robin,
     follow_bootstrap_room (a random rank), total_requests or total_tokens. router: the router picks among the ranks of
@@ -175,7 +176,8 @@ class ServerSettings(Section):
     or kvbm (Dynamo's DynamoConnector). No effect without host_cache.
     """
     host_cache_chunk_tokens: int = Field(default=256, ge=1, le=MOST_TOKENS)
-    """Number of tokens that LMCache saves and loads together (LMCACHE_CHUNK_SIZE). With lmcache only; whole pages."""
+    """Number of tokens that LMCache saves and loads together (LMCACHE_CHUNK_SIZE). With lmcache only; a multiple of
+    page_size."""
     host_cache_layerwise: bool = False
     """True: LMCache copies KV layer by layer, while other layers are computed (LMCACHE_USE_LAYERWISE). With lmcache
     only."""
@@ -187,7 +189,8 @@ class ServerSettings(Section):
     engine_version 0.5.12.
     """
     mamba_track_interval: int | None = Field(default=None, ge=1)
-    """Number of output tokens between two states that decode steps leave (--mamba-track-interval). None: 256."""
+    """Number of output tokens after which the prefix cache gets a state of a decoding request (--mamba-track-interval).
+    None: 256."""
 
     @model_validator(mode="after")
     def _has_layers_to_copy(self) -> Self:
@@ -206,7 +209,9 @@ class ServerSettings(Section):
 
     @property
     def hisparse_ratio(self) -> int | None:
-        """Number of tokens in host memory for each of the pool_tokens. None: all KV is on the GPU."""
+        """Number of KV tokens in host memory for each token of pool_tokens, the KV on the GPU. None: all KV is on the
+        GPU.
+        """
         return None
 
     @property
@@ -284,10 +289,10 @@ class DecodingSettings(SpeculativeSettings, ServerSettings):
     """Context parallelism of decode (--dcp-size; vLLM: --decode-context-parallel-size): number of GPUs that divide each
     request's KV, token by token, instead of holding copies. dcp divides tp / dp. Simulation only."""
     preemption: Annotated[protocols.PreemptionPolicy, Component("fewest_outputs_first")] = FewestOutputsFirst()
-    """Preemption policy: which running request loses its pages when a step does not fit."""
+    """Preemption policy: which running request loses its pages when the pool has too few pages for a step."""
     stream_interval: int = Field(default=1, ge=1)
-    """Number of tokens that reach the client together (--stream-interval). The first token and the end do not wait.
-    Simulation only."""
+    """Number of tokens that reach the client together (--stream-interval). The first token, and the last tokens of an
+    answer, are sent at once. Simulation only."""
 
     @property
     def split(self) -> Split:
@@ -305,9 +310,8 @@ class PrefillSettings(ComputingSettings):
     (--enable-dynamic-chunking).
     """
     overlap: bool = True
-    """True: the loop chooses a forward while the forward before runs. False: --disable-overlap-schedule. No effect with
-    pp > 1, where one forward per stage is under way.
-    """
+    """True: the scheduler chooses a forward while the forward before runs. False: --disable-overlap-schedule. No effect
+    with pp > 1, where one forward per stage is under way."""
     layer_groups: int = Field(default=0, ge=0)
     """Number of groups of layers whose KV is sent while the forward computes later layers. Needs equal TP or latent
     KV. 0: KV is sent after the forward."""
@@ -339,10 +343,11 @@ class DecodeSettings(DecodingSettings):
     """Number of requests that may wait for KV in addition to running requests (--disaggregation-decode-extra-slots).
     None: 0, or twice max_running_requests if that is given and at most 32."""
     polling_interval: int = Field(default=1, ge=1)
-    """Number of steps between two checks of queue and transfers (--disaggregation-decode-polling-interval)."""
+    """Number of decode steps between two looks at waiting requests and arrived KV
+    (--disaggregation-decode-polling-interval)."""
     allocation: Literal["early", "prefill_complete"] = "early"
-    """When decode grants pages: before prefill computes a prompt, or when the prompt is computed
-    (--disaggregation-decode-allocation-policy)."""
+    """When decode grants pages (--disaggregation-decode-allocation-policy). early: before prefill computes a prompt.
+    prefill_complete: when prefill has computed the prompt."""
     admission: Annotated[protocols.AdmissionPolicy, Component("reserve_decode_tokens")] = ReserveDecodeTokens()
     """Admission policy: whether the first request of the queue gets its pages."""
     returns_kv: bool = False
@@ -385,14 +390,14 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
-    """Factor on the expected output of running requests (--schedule-conservativeness). With dp > 1 it is multiplied by
-    0.3."""
+    """Factor on the output that running requests are expected to need memory for (--schedule-conservativeness). With dp
+    > 1 it is multiplied by 0.3."""
     priority_preemption_threshold: int | None = Field(default=None, ge=0)
     """A request preempts a running request whose priority is lower by more than this
     (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no
     preemption."""
     overlap: bool = True
-    """True: the loop chooses a step when the step before begins. False: --disable-overlap-schedule."""
+    """True: the scheduler chooses a step when the step before begins. False: --disable-overlap-schedule."""
     mixed_chunk: bool = False
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""

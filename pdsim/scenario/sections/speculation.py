@@ -130,8 +130,9 @@ class SpeculativeSettings(Section):
 
 
 def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The fields of all servers, in which missing numbers of draft steps, branches and verified tokens have the values
-    that SGLang chooses (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params).
+    """The plain settings of one role's servers, in which missing numbers of draft steps, branches and verified tokens
+    have the values that SGLang chooses (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family,
+    _auto_choose_speculative_params). model: the model's name. Wrong values stay as they are.
     """
     given = {name: servers.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "draft_tokens")}
     algorithm = named(servers.get("speculative_algorithm"))
@@ -168,9 +169,9 @@ def num_draft_layers(settings: SpeculativeSettings, draft: ModelSpec | None) -> 
 def draft_model(
     settings: SpeculativeSettings, target: ModelSpec, load: Callable[[str], ModelSpec]
 ) -> DraftModel | None:
-    """The draft model for a target model. None: no speculation, or drafts without a model (NGRAM). Raises DraftError.
-
-    load: reads a model from the catalog by name.
+    """The draft model for a target model. None: no speculation, or drafts without a model (NGRAM). Raises DraftError if
+    a STANDALONE draft has another vocabulary than the target, or if NEXTN is chosen and the target has no layers for
+    drafts. load: reads a model from the catalog by name.
     """
     named_draft = settings.speculative_draft_model
     small = None if named_draft is None else load(named_draft)
