@@ -92,7 +92,8 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
-    """The JSON value of a text. Raises InputError.
+    """The JSON value of a text. where: name of the text in messages. Raises InputError if the text is not JSON, or
+    nested too deep.
 
     has_infinity: False: Infinity, NaN, and numbers that round to infinity (1e999) are refused, too.
     """
@@ -124,12 +125,16 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The YAML 1.2 value of a text. Raises InputError, also if aliases multiply its values or contain themselves."""
+    """The YAML 1.2 value of a text. where: name of the text in messages. Raises InputError if the text is not YAML, and
+    if aliases multiply its values or contain themselves.
+    """
     return _parsed_yaml(text, where, one=True)
 
 
 def parse_yaml_documents(text: str, where: str) -> list[Any]:
-    """The YAML 1.2 values of a text that has several documents, as Kubernetes manifests do."""
+    """The YAML 1.2 values of a text that has several documents, as Kubernetes manifests do. where, errors: as for
+    parse_yaml.
+    """
     documents: list[Any] = _parsed_yaml(text, where, one=False)
     return documents
 
@@ -175,7 +180,9 @@ def _yaml(text: str, one: bool) -> Any:
 
 
 def _require_size(data: Any, where: str) -> None:
-    """Raises InputError if the data has too many values when each alias is written out."""
+    """Raises InputError if the data has more than MOST_YAML_VALUES values when each alias is written out, or if an
+    alias contains itself. where: name of the data in messages.
+    """
     sizes: dict[int, int | None] = {}
 
     def size(value: Any) -> int:

@@ -1,10 +1,9 @@
 """Triton kernels that move the pages of a KV cache between tensor-parallel layouts, and kernels that attend over pages.
 
 Register a cache once as a Pool; then gather its pages into staging, and scatter staging into pages, or push pages into
-those of a peer.
-Decode steps append new K and V and attend over pages; prompts attend packed one after another. Every kernel has an
-oracle in pdkernels.reference; the oracle of pdkernels.delta is pdreal.model.delta. Kernels that real mode does not use
-are in pdkernels.unused.
+those of a peer. Decode steps append new K and V, then attend over pages. Prefill attends over a batch of prompts whose
+tokens lie one behind another. Every kernel has an oracle in pdkernels.reference; the oracle of pdkernels.delta is
+pdreal.model.delta. Kernels that real mode does not use are in pdkernels.unused.
 """
 
 from pdkernels.attention.append import append

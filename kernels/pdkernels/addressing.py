@@ -44,8 +44,9 @@ def words(unit):
 def unit_in_pool(
     pages, unit, live, ROW: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr
 ):
-    """Returns the offsets of units in a plane, counted from the first moved head. ROW: units moved per token. HEAD:
-    units per head. HEADS: heads of the plane. PAGE: tokens per page.
+    """Returns the offsets of units in a plane, counted from the first moved head. pages: address of the request's page
+    list. unit: numbers of units. live: mask of the units that exist. ROW: units moved per token. HEAD: units per head.
+    HEADS: heads of the plane. PAGE: tokens per page. HND: True: pages have order HND; False: NHD.
     """
     token = unit // ROW
     within = unit % ROW
@@ -59,7 +60,8 @@ def unit_in_pool(
 @triton.jit
 def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANES: tl.constexpr):
     """Returns the offsets of units in a staging span [slice, plane, token, ROW // SLICES], counted from the plane of
-    slice 0.
+    slice 0. unit: numbers of units. tokens: tokens of the request. ROW: units moved per token. SLICES, PLANES: numbers
+    of slices and planes in the span.
     """
     if SLICES == 1:
         return unit

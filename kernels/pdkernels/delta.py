@@ -30,12 +30,12 @@ class Recurrence(Protocol):
 
     @property
     def rate(self) -> Tensor:
-        """Factor on decays, [value heads] in fp32."""
+        """[value heads] in fp32: rate of decay of each head, as decay_and_beta uses it."""
         ...
 
     @property
     def bias(self) -> Tensor:
-        """[value heads] in fp32."""
+        """[value heads] in fp32: added to each head's decay projection, as decay_and_beta does."""
         ...
 
     @property
@@ -59,7 +59,9 @@ def inverse_length(x, axis: tl.constexpr):
 
 @triton.jit
 def decay_and_beta(decays, betas, at, mask, rate, bias):
-    """Returns the logarithm of the decay, and beta, in fp32."""
+    """Returns (logarithm of the decay, beta) in fp32: (rate * softplus(x + bias), sigmoid(y)). decays, betas: addresses
+    of the projections with x and y. at: offsets to read there. mask: False: not read; both results are 0.
+    """
     x = tl.load(decays + at, mask=mask, other=0.0).to(tl.float32) + bias
     softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
     beta = tl.sigmoid(tl.load(betas + at, mask=mask, other=0.0).to(tl.float32))
@@ -71,7 +73,9 @@ def conv_step_kernel(
     mixed, weight, states, slots, tracked, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolves one token of one sequence, and shifts its state. TAPS: tokens that the convolution sees."""
+    """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. TAPS: tokens
+    that the convolution sees. mixed, slots, tracked: as of delta_step.
+    """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < CHANNELS
@@ -95,7 +99,9 @@ def step_kernel(
     mixed, betas, decays, rates, biases, states, slots, tracked, out, gate_stride, HEADS: tl.constexpr,
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Computes one token of one sequence, for some value dimensions of one head."""
+    """Computes the recurrence for one token of one sequence, for BLOCK value dimensions of one head, and updates the
+    state. mixed: outputs of the convolution. Other arguments: as of delta_step.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     key, value = tl.arange(0, KEY), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     own, second = tl.load(slots + row).to(tl.int64), tl.load(tracked + row).to(tl.int64)
@@ -145,7 +151,9 @@ def delta_step(
 
 
 class Chunks(NamedTuple):
-    """Which tokens of packed sequences belong together, and which slots they read and write. int32 on the device."""
+    """How a batch of packed sequences is divided into chunks of tokens, and which slots each sequence reads and writes.
+    Tensors are int32, on the device.
+    """
 
     sequences: Tensor
     """[tokens]: sequence of each token."""
@@ -159,7 +167,8 @@ class Chunks(NamedTuple):
     """[chunks, 3]: first token of each chunk, its end, and slot for the state after the chunk (0: none). A chunk may be
     empty."""
     writes: Tensor
-    """[writes, 3]: sequence, number of its tokens and slot, for each state that is left."""
+    """[writes, 3]: for each state that is written to a slot: index of the sequence, number of the sequence's tokens
+    before the state, slot."""
 
     @classmethod
     def of(
@@ -169,8 +178,11 @@ class Chunks(NamedTuple):
         sources: Sequence[int],
         device: torch.device,
     ) -> "Chunks":
-        """lengths: tokens of each sequence. states: for each sequence, the number of tokens after which a state is
-        left, and its slot, in order; the last after all tokens.
+        """Returns the chunks of a batch of sequences.
+
+        lengths: number of tokens of each sequence. states: for each sequence, (number of tokens, slot): a state is
+        written to the slot after so many of the sequence's tokens. Numbers ascend, and the last is the sequence's
+        length. sources: slot of each sequence's earlier state; 0: none.
         """
         begins, firsts, ranges, writes = [0], [0], [], []
         for sequence, (length, left) in enumerate(zip(lengths, states, strict=True)):

@@ -43,7 +43,9 @@ def scatter_reference(
     heads: range | None = None,
     writers: int = 1,
 ) -> None:
-    """Writes a span that gather_reference made into the pages of a pool."""
+    """Writes a staging span [writer, plane, token, head, head_dim], as gather_reference makes, into the pages of a
+    pool. writers: number of source ranks that share the heads evenly.
+    """
     heads = pool.layout.check_heads(heads, writers)
     planes = _as_bits(pool.planes)
     shape = (writers, len(planes), tokens, len(heads) // writers, pool.layout.head_dim)

@@ -45,8 +45,11 @@ def decode_part_kernel(
     HND: tl.constexpr, TOKENS: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, WINDOW: tl.constexpr,
     NEW: tl.constexpr,
 ):  # fmt: skip
-    """Attends with one KV head to the tokens of one share, sequence by sequence. GROUP: number of query heads of the KV
-    head, times the number of new tokens of a sequence; the heads lie token after token.
+    """Attends with one KV head to the tokens of one share, sequence by sequence. Each sequence's result goes to
+    `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
+
+    GROUP: number of query heads of the KV head, times the number of new tokens of a sequence; the heads lie token after
+    token.
     """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens

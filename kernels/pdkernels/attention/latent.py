@@ -40,7 +40,9 @@ def latent_part_kernel(
     BATCH: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """Attends with some heads to the tokens of one share, sequence by sequence."""
+    """Attends with ROWS query heads to the tokens of one share, sequence by sequence. Each sequence's result goes to
+    `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
+    """
     share = tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
     block = share * per_share

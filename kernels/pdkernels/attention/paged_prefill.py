@@ -79,7 +79,9 @@ def paged_prefill_kernel(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Attention of tiles, one query head after another."""
+    """Computes the attention of all tiles. An item of work is one tile with one query head; each program computes every
+    num_programs-th item. Arguments of type int64 are addresses of the tensors of `paged_prefill`.
+    """
     ROW: tl.constexpr = HEADS // GROUP * DIM
     work = tl.load(num_tiles.to(tl.pointer_type(tl.int32))) * HEADS
     offset, dim, step = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TOKENS)

@@ -27,8 +27,11 @@ faster tilings need tensor descriptors in memory, which each launch must upload.
 
 @triton.jit
 def attend(q, v, scores, largest, total, out):
-    """Adds a block of tokens to a running softmax. Scores are exponents of 2; total and out are relative to the largest
-    score so far.
+    """Adds a block of tokens to a running softmax, and returns its new (largest, total, out).
+
+    q: queries, which give the data type of products. v: values of the block. scores: exponents of 2, [queries, tokens].
+    largest: the largest score so far. total: sum of weights so far. out: weighted sum of values so far. Weights are
+    relative to the largest score.
     """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_largest[:, None])
@@ -39,8 +42,9 @@ def attend(q, v, scores, largest, total, out):
 
 @triton.jit
 def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns the first token that queries from this position on may see, and the first token that needs a mask because
-    some of the queries may not see it.
+    """Returns (index of the first token to compute, index of the first token that needs a mask because some of the
+    queries may not see it). Both are starts of blocks of TOKENS tokens. position: index of the first query's token.
+    WINDOW: last tokens that a query sees; 0: all.
     """
     if WINDOW:
         start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
@@ -82,7 +86,9 @@ def packed_prefill_kernel(
     TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Attention of some new tokens of one sequence, for one query head."""
+    """Computes the attention of up to ROWS new tokens of one sequence, for one query head. Arguments of type int64 are
+    addresses of the tensors of `packed_prefill`.
+    """
     head = tl.program_id(0)
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
     new_bound = new_bounds.to(tl.pointer_type(tl.int32)) + tl.program_id(2)

@@ -25,7 +25,9 @@ def divide_kernel(
     lengths, bounds, first_sequences,
     BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Writes where each sequence begins, in blocks, [batch + 1], and in which sequence each share begins, [shares]."""
+    """Writes bounds, [batch + 1]: the number of blocks before each sequence, and at the end the number of all blocks.
+    Writes first_sequences, [shares]: index of the sequence in which each share begins.
+    """
     wait_for_earlier()
     share, shares = tl.program_id(0), tl.num_programs(0)
     sequence = tl.arange(0, PADDED)
@@ -43,7 +45,9 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Returns the number of blocks in a share, at least 1."""
+    """Returns the number of blocks in a share, at least 1. bounds: as of divide_kernel. BATCH: number of sequences.
+    SHARES: number of shares.
+    """
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 
 
@@ -52,8 +56,12 @@ def store_part(
     parts, part_stats, output, part, sequence, is_whole, head, used, largest, total, out,
     HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Stores the result of some heads for a part. If the part is a whole sequence, the result is normalised, and is
-    final.
+    """Stores the result of some heads for a part: the blocks of one sequence in one share. If the part is a whole
+    sequence (is_whole), writes the normalised result to `output`. Otherwise, writes `out` to slot `part` of parts, and
+    largest and total to part_stats.
+
+    head: indices of the heads. used: mask of the heads that exist. largest, total, out: running softmax of
+    pdkernels.attention.prefill.attend.
     """
     dim = tl.arange(0, DIM)
     if is_whole:
@@ -72,8 +80,9 @@ def join_kernel(
     parts, part_stats, bounds, output,
     HEADS: tl.constexpr, DIM: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Joins the parts of one sequence for one query head, weighted by their softmax sums. Writes zeros if there is no
-    part.
+    """Joins the parts of one sequence for one query head, weighted by their softmax sums, and writes the result to
+    `output`. Writes zeros if the sequence has no part. Does nothing if it has one, because store_part has written the
+    result.
     """
     wait_for_earlier()
     head, sequence = tl.program_id(0), tl.program_id(1)

@@ -79,7 +79,9 @@ def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
-    """Returns a small job for each of our kernels that is measured, so that they are compiled before."""
+    """Returns a small job for each of our kernels that is measured. The jobs compile the kernels before the
+    measurements.
+    """
     for model in MODELS:
         for page_size in page_sizes:
             for dst_tp in (1, 2):

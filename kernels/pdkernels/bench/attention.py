@@ -98,7 +98,9 @@ def _decode(bench: Bench, lengths: list[int], page_size: int) -> Iterator[Row]:
 def _contiguous_sdpa(
     bench: Bench, case: Case, planes: list[torch.Tensor], query: torch.Tensor, kv_bytes: int, copied: float
 ) -> Row:
-    """Returns torch's attention over a contiguous cache without pages, for comparison."""
+    """Measures torch's attention over a contiguous cache without pages, for comparison. kv_bytes: bytes of KV that
+    attention reads. copied: time in us of a copy that reads and writes as many bytes.
+    """
     batch = len(query)
     k, v = (plane.view(batch, case.tokens, 8, 128).transpose(1, 2) for plane in planes)
     sdpa = torch.nn.functional.scaled_dot_product_attention

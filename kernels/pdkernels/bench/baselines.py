@@ -142,7 +142,7 @@ _IN_STREAM_ORDER = 1  # cudaMemcpySrcAccessOrderStream
 
 
 def has_copy_batch() -> bool:
-    """True from CUDA 13 on. Earlier versions of the call have other arguments."""
+    """True from CUDA 13 on: cudaMemcpyBatchAsync has the arguments with which copy_batch calls it."""
     return _cuda_major() >= _COPY_BATCH_SINCE
 
 

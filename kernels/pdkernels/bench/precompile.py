@@ -23,7 +23,9 @@ def precompile(jobs: Iterable[Job]) -> None:
 
 
 def compile_launcher(module: str, kernel: str, constants: dict[str, Any], warps: int, parameters: int) -> None:
-    """Compiles a kernel that is launched through a Launcher."""
+    """Compiles a kernel that is launched through a Launcher. module: name of the kernel's module. kernel: name of the
+    kernel. constants, warps: as for Launcher. parameters: number of run-time parameters.
+    """
     Launcher(getattr(import_module(module), kernel), constants, warps).compile(torch.device("cuda", 0), parameters)
 
 

@@ -22,7 +22,9 @@ _BLOCK = 1024  # elements per program, as in its launchers
 
 
 def load(folder: Path | None) -> ModuleType | None:
-    """Imports SGLang's module. Returns None if SGLang is missing."""
+    """Imports SGLang's module. folder: folder that holds sglang/; None: the installed sglang. Returns None if no sglang
+    is installed. Raises FileNotFoundError if the folder lacks the file.
+    """
     if folder is None:
         if importlib.util.find_spec("sglang") is None:
             return None
@@ -119,7 +121,9 @@ def _kernel_call(
 
 
 def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bool) -> list[Call]:
-    """Returns calls of SGLang's whole gather, from a page list on the host until the data is in staging."""
+    """Returns calls of SGLang's whole gather, from a page list on the host until the data is in staging. module:
+    SGLang's. use_torch: True: SGLang gathers with torch operations; False: with its Triton kernel.
+    """
     pool = memory.pool
     stream = torch.cuda.Stream()
     gather = module._gather_all_layers_torch if use_torch else module._gather_all_layers_triton

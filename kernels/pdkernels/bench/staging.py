@@ -28,7 +28,9 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Memory, SGLang's module, peak bandwidth and copy times, which all measurements share."""
+    """What all measurements share: memory, SGLang's module (None: no sglang), peak bandwidth, and times in us of copies
+    that were measured, by their bytes.
+    """
 
     arena: Arena
     sglang: ModuleType | None
@@ -44,7 +46,9 @@ class Bench:
         return self.copies[payload]
 
     def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
-        """Makes a row from measured times, with the fields that are computed from them."""
+        """Makes a row from measured times (`times`, by field of Row), with the fields that are computed from them.
+        payload: bytes of KV that are moved. copy_us: time of a copy of the payload.
+        """
         row = Row(
             kernel,
             variant,
@@ -143,8 +147,8 @@ def our_calls(
 
 
 def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
-    """Returns calls from page list to moved data. As in PD systems, a gather's page list is on the host, and a
-    scatter's on the device.
+    """Yields (name of a variant, its calls). A call does the whole work from a page list to moved data. As in PD
+    systems, a gather's page list is on the host, and a scatter's on the device.
     """
     if side == "scatter":
         yield "fused_call", our_calls(side, case, memory)

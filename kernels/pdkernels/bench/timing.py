@@ -46,7 +46,9 @@ def graph_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
-    """Returns the median host time of a call in us. Calls follow each other without waiting for the device."""
+    """Returns the median host time of a call in us. Calls follow each other without waiting for the device, in bursts
+    of `burst` calls.
+    """
     taken = []
     for _ in range(repeats):
         torch.cuda.synchronize()
