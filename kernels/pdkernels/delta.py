@@ -30,12 +30,14 @@ class Recurrence(Protocol):
 
     @property
     def rate(self) -> Tensor:
-        """[value heads] in fp32: rate of decay of each head, as decay_and_beta uses it."""
+        """[value heads] in fp32: factor on a head's softplus, which gives the logarithm of the head's decay
+        (decay_and_beta).
+        """
         ...
 
     @property
     def bias(self) -> Tensor:
-        """[value heads] in fp32: added to each head's decay projection, as decay_and_beta does."""
+        """[value heads] in fp32: added to a head's decay projection, before its softplus (decay_and_beta)."""
         ...
 
     @property

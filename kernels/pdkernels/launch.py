@@ -63,8 +63,8 @@ class Launcher:
         self._launches: dict[int, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
-        """Launches the kernel on the device's current stream. grid: numbers of programs. integers: values of the
-        kernel's run-time parameters, in order.
+        """Launches the kernel on the device's current stream. grid: number of programs in each dimension. integers:
+        values of the kernel's run-time parameters, in order.
         """
         if device.type == "cpu":
             self._interpret(grid, integers)

@@ -25,8 +25,9 @@ _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products, which therefore reach a larger share of the operations than on other GPUs."""
 _COVERED = 0.5
-"""The range for an unmeasured GPU is so wide that a range of this kind contains the values of this share of the
-measured GPUs. Differences between servers (KERNELS_SPREAD) widen the range further."""
+"""An unmeasured GPU gets a range of values around the median of the measured GPUs. Ranges of this width around the same
+median contain the values of this share of the measured GPUs. Differences between servers (KERNELS_SPREAD) widen the
+range further."""
 MOST_REDUCED = 8
 """Number of GPUs of the largest all-reduce that was measured."""
 RING = 4
@@ -102,8 +103,8 @@ def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str
     """Returns one value for each GPU on which this kind of an operator was measured, in no order. column: the field of
     Kernel that has the value. left_out: generation of GPUs that do not count.
 
-    Column compute of matrix products: if `gpu` keeps a high clock (_KEEP_CLOCK), only GPUs that also do so count, and
-    otherwise only the others. If there are no such GPUs, all count.
+    In the column compute of matrix products, only GPUs of the kind of `gpu` count: those that keep a high clock
+    (_KEEP_CLOCK), or those that do not. If none of this kind was measured, all GPUs count.
     """
     found = {
         other: getattr(kernel, column)

@@ -32,9 +32,8 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """FLOPs per token that stand for the slower bf16 weights: at the rate of the other weights, they take the
-        additional time of the bf16 weights.
-        """
+        """Additional FLOPs per token that stand for the lower rate of bf16 products: all products are timed at the rate
+        of weight_dtype, and these FLOPs take the time that bf16 products take in addition."""
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""
@@ -189,8 +188,8 @@ class RooflineModel:
         """Time in ns in which a forward gathers data from other GPUs. num_groups: number of context-parallel groups
         that share the forward's tokens. Several groups gather keys, values and hidden states.
 
-        With decode context parallelism, latent KV of contexts is gathered. For other KV, the queries of prompts with a
-        context are gathered.
+        With decode context parallelism, GPUs gather the latents of contexts. If KV has heads instead of latents, GPUs
+        gather the queries of prompts with a context.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens

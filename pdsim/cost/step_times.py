@@ -1,7 +1,6 @@
-"""Durations of one instance's steps, on its GPU and on its host.
-
-A prefill forward takes the time that its cost model gives. A decode step of n requests first drafts tokens, then
-computes n times the draft tokens in the next larger CUDA graph. Host work follows.
+"""Durations of one instance's steps, on its GPU and on its host. A prefill forward takes the time that its cost model
+gives. A decode step first drafts tokens. Then the model computes all tokens of the batch in the smallest CUDA graph
+that holds the batch. Host work follows.
 """
 
 from bisect import bisect_left
@@ -139,7 +138,8 @@ class AttentionWaves(NamedTuple):
         """Returns the duration of a step in waves. smooth: duration of the same step if only memory reads limited
         attention.
 
-        All contexts are assumed to be equally long. KV that requests of one wave share takes only time of SMs.
+        All contexts are assumed to be equally long. Requests of one wave that share KV read it from memory once, but
+        each of them takes time of the SMs for it.
         """
         one_ns = 1 << FRACTION_BITS
         read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads

@@ -21,10 +21,9 @@ request."""
 
 @dataclass(frozen=True, kw_only=True)
 class SwapCosts:
-    """Copies of one rank's KV, without indexer keys, over its host link. All ranks of an instance copy at once.
-
-    A layer's attention begins when its tokens are on the GPU, and a step when the tokens of the step before are saved
-    (SGLang 0.5.23, managers/hisparse_coordinator.py:1587, 1265).
+    """Copies of one rank's KV, without indexer keys, over its host link. All ranks of an instance copy at the same
+    time. A layer's attention begins when its tokens are on the GPU. A step begins when the new tokens of the previous
+    step are saved (SGLang 0.5.23, managers/hisparse_coordinator.py:1587, 1265).
     """
 
     num_layers: int
@@ -43,7 +42,7 @@ class SwapCosts:
     save_bandwidth: float
 
     def step_ns(self, step: HiSparseStep, computing_ns: int) -> int:
-        """Time in ns by which copies prolong each step. computing_ns: duration of the step without reading KV."""
+        """Time in ns by which copies prolong this step. computing_ns: duration of the step without reading KV."""
         filled = step.num_filled_tokens * self.token_bytes / self.load_bandwidth
         saved = step.num_saved_tokens * self.token_bytes / self.save_bandwidth
         return round(1e9 * (filled + saved) + self._swap_ns(step, computing_ns / self.num_layers))

@@ -13,8 +13,8 @@ from pdsim.workload.synthetic import RandomLengths, SharedPrefixGroups
 
 
 def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
-    """Options of SGLang's benchmark client that send the load. If the client cannot send it: no options, and the
-    reasons.
+    """Options of SGLang's benchmark client that send the load. If the client cannot send the load: no options, and the
+    reasons. host: address to which the client sends.
     """
     requests, dataset = _dataset(scenario.workload, scenario.model)
     sent = pace(scenario.client)

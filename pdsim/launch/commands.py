@@ -84,8 +84,8 @@ def spanned(scenario: Scenario, role: str) -> int:
 
 
 def one_host(tp: int, scenario: Scenario) -> str | None:
-    """For engines that pdsim launches on one host per server: why a server with this `tp` is refused. None: it fits on
-    a host.
+    """Check of `tp` for engines that pdsim launches on one host per server. Returns the reason for a refusal if a
+    server with this tp spans several hosts. None: each such server fits on a host.
     """
     spanning = {role: spanned(scenario, role) for role in roles(scenario)}
     found = [count for role, count in spanning.items() if count > 1 and getattr(scenario, role).tp == tp]
@@ -349,8 +349,8 @@ def one_of(names: Iterable[str], who: str) -> Check:
 
 
 def weights(value: Any, scenario: Scenario) -> str | None:
-    """Check of weight_dtype. Engines can cast a checkpoint to fp8 while they load it (--quantization fp8); other types
-    need another checkpoint. None: possible.
+    """Check of weight_dtype: the reason for a refusal, or None. Engines can cast a checkpoint to fp8 while they load it
+    (--quantization fp8); other types need another checkpoint.
     """
     if value in (None, "fp8", load_model(scenario.model).weight_dtype):
         return None

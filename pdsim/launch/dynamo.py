@@ -67,8 +67,8 @@ QUEUE_ORDERS = ("fcfs", "wspt")
 
 
 def _mode_policy(scenario: Scenario) -> Any:
-    """The policy of the scenario that decides the routing mode of Dynamo's frontend: router.prefill, or its `otherwise`
-    if that is session_affinity.
+    """The policy of the scenario that decides the routing mode of Dynamo's frontend: router.prefill. If router.prefill
+    is session_affinity: the policy in its field `otherwise`.
     """
     policy = scenario.router.prefill
     return policy.otherwise if isinstance(policy, SessionAffinity) else policy

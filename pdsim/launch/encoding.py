@@ -17,8 +17,8 @@ from pdsim.scenario.sections.encoding import EncodeSettings
 BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
-"""SGLang: bootstrap port for embeddings of the first server; each further server has the next port. vLLM: port at which
-servers ask the first encode instance for embeddings, numbered in the same way."""
+"""SGLang: value of --encoder-bootstrap-port of the server with number 0. vLLM: port at which servers fetch embeddings
+from an encode instance with number 0. With number n, the port is higher by n."""
 PROXY = "disagg_epd_proxy.py"
 
 

@@ -11,7 +11,9 @@ Flags = list[tuple[str, Any]]
 
 
 class Expanded(str):
-    """A word with variables that a shell or Kubernetes replaces. It has no text that a user wrote."""
+    """A word with variables that a shell or Kubernetes replaces. Its text is pdsim's own: text from a user must not be
+    expanded.
+    """
 
     __slots__ = ()
 

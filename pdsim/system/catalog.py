@@ -44,8 +44,8 @@ class GpuSpec:
     gpus_per_server: int = 8
     """Number of GPUs in one NVLink domain or on one board."""
     gpus_per_host: int | None = None
-    """Number of GPUs that one operating system has, if an NVLink domain spans several hosts. None: all GPUs of a
-    server."""
+    """Number of GPUs in one host, if an NVLink domain spans several hosts. A host runs one operating system. None: one
+    host has all GPUs of a domain."""
     board_power_w: float | None = None
     """Maximum power of the GPU's board in W."""
     sources: dict[str, str]

@@ -101,8 +101,8 @@ class Layout:
     has_whole_experts: bool = False
     """True: each GPU of a server holds some experts completely. False: each GPU holds a part of every expert."""
     moe_a2a_backend: A2aBackend | None = None
-    """Library that sends tokens to whole experts of other GPUs. None: with dp > 1 over several NVLink domains deepep,
-    else none."""
+    """Library that sends tokens to whole experts of other GPUs. None: the default, which is deepep if dp > 1 and the
+    server spans several NVLink domains, and none otherwise."""
     sums_prompts: bool = True
     """How a forward with prompts gives tokens to the experts of all ranks, and gets the results. Used if
     moe_a2a_backend is none. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an
@@ -156,8 +156,9 @@ class Layout:
             raise LayoutError(f"moe_a2a_backend {backend}: pdsim does not model dp 1 and {beside} with it")
 
     def _require_whole_hosts(self) -> None:
-        """Raises LayoutError unless each host has equally many of the ranks (SGLang 0.5.23,
-        arg_groups/validation_hook.py:179).
+        """Raises LayoutError unless a server's ranks divide equally among its hosts (SGLang 0.5.23,
+        arg_groups/validation_hook.py:179), and each instance fits into one host or fills whole hosts. Also refuses
+        pipeline stages and context parallelism on several hosts.
         """
         num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
         where = f"tp {num_gpus} spans {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"

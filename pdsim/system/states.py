@@ -85,8 +85,9 @@ KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
 latent KV.
 """
 _UNEVEN = 1.5
-"""A model has attention layers and linear-attention layers. If the larger number of layers is less than this factor
-times the smaller, blocks are made for the larger number, and otherwise for the smaller."""
+"""vLLM divides attention layers and linear-attention layers into groups. A group has as many layers as the more
+frequent kind, if this number is less than _UNEVEN times that of the other kind. Otherwise, a group has as many layers
+as the less frequent kind."""
 
 
 def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> int:

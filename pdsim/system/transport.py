@@ -61,9 +61,10 @@ class Transport:
     all its descriptors at once."""
     loop_turn_ns: int = 0
     """Time in ns that the scheduler's loop runs after each worker has had one turn of turn_ns. While the loop runs, no
-    worker posts. descriptor_ns includes these waits of a single worker. 0: workers never wait for the loop."""
+    worker posts. If a single worker posts, descriptor_ns already includes its waits for the loop. 0: workers never wait
+    for the loop."""
     slows_prefill: float = 0.0
-    """Share of a transfer's duration by which the transfer prolongs forwards on the GPU that it reads."""
+    """Share of a transfer's duration by which forwards become longer on the GPU whose memory the transfer reads."""
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides into one descriptor."""
     pushes: bool = False

@@ -74,7 +74,9 @@ class Config:
     """The fields of the text model in a config.json."""
 
     def __init__(self, fields: Any) -> None:
-        """fields: content of config.json. Raises EntryError if it is wrong."""
+        """fields: content of config.json. Raises EntryError if it is no mapping, or if pdsim does not model the layers
+        of this family.
+        """
         if not isinstance(fields, Mapping):
             raise EntryError(f"expected a mapping of fields, found {fields!r}")
         given = _text_of(fields)
@@ -99,7 +101,8 @@ class Config:
 
     def count(self, *names: str, default: int | None = None) -> int:
         """Value of the first field of `names` that the file has. A name may be a key of NAMES. default: value if the
-        file has none of the fields; None: raises EntryError.
+        file has none of the fields; None: raises EntryError. Also raises EntryError unless the value is a whole number
+        from 0 on.
         """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:
@@ -155,7 +158,9 @@ class Config:
 
 
 def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the fields of the text model. Fields that it lacks come from the enclosing model."""
+    """Returns the fields of the text model. A model with images or audio nests these fields in a section. The other
+    fields of the file are added, except those that the section also has.
+    """
     for name in _TEXT:
         nested = fields.get(name)
         if isinstance(nested, Mapping):
@@ -164,8 +169,8 @@ def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def delta_attention(config: Config) -> tuple[int, int, int, bool] | None:
-    """Sizes of Kimi delta attention: number of heads, width of a head, width of the convolution, and whether gates have
-    full rank. None: the model has none.
+    """Sizes of Kimi delta attention: (number of heads, width of a head, width of the convolution in tokens, True if
+    gates have full rank). None: the model has no such layers.
     """
     if isinstance(linear := config.get("linear_attn_config"), dict) and "num_heads" in linear:
         is_full = bool(linear.get("use_full_rank_gate"))

@@ -22,12 +22,13 @@ _AUDIO_SIZES = {
 }
 """Fields of AudioEncoder, each with its names in `audio_config`."""
 _MEL_FRAMES_PER_TOKEN = 8
-"""Frames of a spectrogram that three convolutions of stride 2 join (SGLang 0.5.23, models/qwen3_omni_moe.py:223)."""
+"""Number of frames of a spectrogram that become one token, because three convolutions have stride 2 (SGLang 0.5.23,
+models/qwen3_omni_moe.py:223)."""
 
 
 def encoder_of(config: Config) -> dict[str, Any]:
-    """The image encoder of a model, as fields of VisionEncoder. Empty: the model has none, or its `vision_config` lacks
-    a size, as in families whose encoders do not merge patches as Qwen's do.
+    """The image encoder of a model, as fields of VisionEncoder. Empty: the model has none, or `vision_config` lacks a
+    size that pdsim needs. Encoders that do not merge patches as Qwen's do lack such sizes.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
@@ -48,8 +49,8 @@ def encoder_of(config: Config) -> dict[str, Any]:
 
 
 def audio_encoder_of(config: Config) -> dict[str, Any]:
-    """The audio encoder of a model, as fields of AudioEncoder. Empty: there is none, or it is of another family than
-    Qwen2-Audio, Qwen3-ASR and Qwen3-Omni.
+    """The audio encoder of a model, as fields of AudioEncoder. Empty: the model has none, or its encoder is not one of
+    Qwen2-Audio, Qwen3-ASR or Qwen3-Omni.
     """
     audio = config.get("audio_config")
     if not isinstance(audio, Mapping):

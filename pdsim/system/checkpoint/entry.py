@@ -221,8 +221,8 @@ _FEW = 0.01
 
 
 def _is_apart(module: str) -> bool:
-    """True if the module is not counted among the entry's parameters: encoders, norms, biases, and layers that predict
-    further tokens. module: name in the checkpoint, which decides.
+    """True if the module is not counted among the entry's parameters. These are encoders, norms, biases, and layers
+    that predict further tokens. module: the module's name in the checkpoint, by which the function decides.
     """
     return any(word in module for word in _APART)
 
@@ -267,7 +267,9 @@ _NEAR = 0.1
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:
-    """Returns a note if the size of the checkpoint's files differs much from the bytes that the entry counts."""
+    """Returns a note if the bytes that the entry counts differ by more than 10 % from size_bytes, the bytes of the
+    checkpoint's weights. size_bytes: None: unknown, so no note.
+    """
     if not size_bytes:
         return []
     counted = build(ModelSpec, {**entry, "sources": {}}, name="").weight_bytes

@@ -138,7 +138,8 @@ def _compressed(config: Config, ratio: int) -> Iterator[tuple[str, int]]:
 
 
 OVERLAPPING_RATIO = 4
-"""Layers with this number of tokens per latent have overlapping blocks, and an indexer that chooses among them."""
+"""DeepSeek V4's layers with this number of tokens per latent make each latent from two neighbouring blocks of tokens.
+They also have an indexer, which chooses the latents that a token attends to."""
 
 
 def _state(config: Config) -> Iterator[tuple[str, int]]:

@@ -109,7 +109,8 @@ _ALIKE = (
     (r"\.w2$", ".down_proj"),
     (r"\.w3$", ".up_proj"),
 )
-"""Regular expressions for names of modules in checkpoints, each with the name that modules.py uses."""
+"""Pairs of a regular expression and its replacement. Together they change a module's name in a checkpoint to the name
+that modules.py uses."""
 
 
 def named_alike(name: str) -> str:
