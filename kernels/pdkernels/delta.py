@@ -208,7 +208,9 @@ def conv_kernel(
     mixed, weight, states, sequences, begins, sources, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolves one token, which may see inputs of its sequence's state."""
+    """Convolves one token. For the first tokens of a sequence, earlier inputs come from the sequence's convolution
+    state.
+    """
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < CHANNELS
@@ -230,7 +232,9 @@ def conv_state_kernel(
     mixed, states, begins, sources, writes, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one state of the convolution: the last inputs before a token. A slot may be its own source."""
+    """Writes one convolution state: the last inputs before a token. May write to the slot from which the sequence's
+    earlier state is read.
+    """
     write = tl.program_id(0) * 3
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < CHANNELS

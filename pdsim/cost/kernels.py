@@ -56,8 +56,11 @@ class Kernel(NamedTuple):
 
 @contextmanager
 def leaving_out(gpus: Collection[str]) -> Iterator[None]:
-    """Context manager: within it, these GPUs and all GPUs of their generation count as unmeasured. An operator that was
-    measured on no other generation stays known for the rest of their generation.
+    """Context manager: within it, these GPUs and all GPUs of their generation count as unmeasured. gpus: names in the
+    catalog.
+
+    If an operator was measured on these generations only, further GPUs of these generations keep their measurements of
+    the operator.
     """
     alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
     everything = _kernels()
@@ -276,8 +279,8 @@ def tile_tokens(layout: Layout) -> int:
 
 
 def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
-    """Returns the number of tokens in a tile of matrix products by weights of a data type. 1: uneven numbers of tokens
-    cost nothing. has_experts: the model has experts.
+    """Returns the number of tokens in a tile of matrix products by weights of a data type. 1: the time of a product
+    does not depend on full tiles. gpu: name in the catalog. weights: data type. has_experts: the model has experts.
 
     On Hopper, fp8 products with a scale for each token and channel are CUTLASS kernels, which compute whole tiles
     (experiments/sglang-llama). The times of cuBLAS's products, such as those in bf16, hardly jump at any number of

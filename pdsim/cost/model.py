@@ -75,7 +75,8 @@ LEAST_TILES = 4
 
 def tiled(num_tokens: int, tile_tokens: int) -> int:
     """Returns the number of tokens that matrix products compute for a forward of num_tokens tokens: whole tiles of
-    tile_tokens tokens. Short forwards are computed in small tiles, so that their own tokens count.
+    tile_tokens tokens. For a forward of at most LEAST_TILES tiles: num_tokens, because kernels compute it in smaller
+    tiles.
 
     SGLang's kernels for fp8 on Hopper compute tiles of 256 tokens from 1,025 tokens on (sgl-kernel 0.4,
     csrc/gemm/fp8_gemm_kernel.cu, sm90_fp8_dispatch_shape). vLLM's kernels have such tiles, too

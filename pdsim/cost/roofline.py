@@ -271,7 +271,9 @@ class ExpertTimes:
 
     @staticmethod
     def _activation_bytes(layout: Layout, experts: Experts) -> float:
-        """Bytes of activations that the GPUs of an instance read and write for one of its tokens in one layer."""
+        """Bytes of activations that the GPUs of an instance read and write in the routed experts, for one token in one
+        layer.
+        """
         num_parts = 1 if layout.has_whole_experts else layout.num_server_gpus
         width = experts.input_size or layout.model.hidden_size
         each: float = expert_activation_bytes(width, experts.intermediate_size / num_parts)

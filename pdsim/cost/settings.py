@@ -40,11 +40,11 @@ class Roofline:
     """Share of nominal FLOP/s that matrix products reach. aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on
     H100 and H200, 0.71 on B200 (bf16)."""
     matrix_tile_tokens: int = 1
-    """Number of tokens in a tile of matrix products. A forward of more than four tiles takes as long as the next whole
-    number of tiles."""
+    """Number of tokens in a tile of matrix products. A forward of more than four tiles takes as long as if its last
+    tile were full."""
     activation_efficiency: float | None = None
-    """Share of memory bandwidth that the kernels between matrix products of a prefill forward reach, which normalise,
-    rotate, activate and quantise. None: they take no time."""
+    """Share of memory bandwidth that the kernels between matrix products reach in a prefill forward. These kernels
+    normalise, rotate, activate and quantise. None: they take no time."""
     attention_efficiency: float = 0.5
     """Share of nominal bf16 FLOP/s that prefill attention reaches. aiconfigurator's context attention at 4k tokens:
     0.52 to 0.55 on H100 and H200, 0.40 on B200, 0.91 on H20."""
@@ -62,13 +62,13 @@ class Roofline:
     prefill of up to 256 tokens takes 11.3 ms for 36 layers."""
     decode_layer_ns: float = 32_000
     """Fixed time of one layer in a decode step with a CUDA graph. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a
-    step takes 5.08 ms on the GPU, of which weights take 3.94 ms."""
+    step takes 5.08 ms on the GPU, including 3.94 ms for reading weights."""
     step_overhead_ns: float = 300_000
-    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a token takes 5.39 ms, of
-    which the GPU takes 5.08 ms."""
+    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a token takes 5.39 ms,
+    including 5.08 ms on the GPU."""
     prompt_overhead_ns: float = 4_200_000
     """Host time of a forward's first prompt chunk. The GPU is idle during this time. Qwen3-8B on H200 under SGLang
-    0.5.12, one short prompt: 16.5 ms, of which the GPU takes 12 ms."""
+    0.5.12, one short prompt: 16.5 ms, including 12 ms on the GPU."""
     further_prompt_overhead_ns: float = 4_200_000
     """Host time of each further prompt chunk of a forward."""
     all_reduce_ns: float = 7_000
@@ -138,7 +138,7 @@ class Kernels:
     or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
     decode_layer_ns: float = 44_000
     """Fixed time of one layer in a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a step takes 5.08 ms
-    on the GPU, of which weights explain 3.5 ms."""
+    on the GPU, including 3.5 ms for reading weights as this cost model times it."""
     step_overhead_ns: float = 300_000
     """Host time of each prefill forward or decode step."""
     prompt_overhead_ns: float = 4_200_000
@@ -270,7 +270,7 @@ class Affine:
     """Time of gathering one context token of a chunk that continues a prompt."""
     prefill_tile_tokens: int = 1
     """Number of tokens in a tile of matrix products. A forward of more than four tiles, and without a CUDA graph, takes
-    as long as the next whole number of tiles."""
+    as long as if its last tile were full."""
     prefill_wave_tokens: int = 1
     """Number of new tokens per wave of attention. Each wave gathers the context once. A partly filled wave counts as
     full."""

@@ -239,8 +239,9 @@ class Leaf(NamedTuple):
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
-    """Yields the fields of a section, each with its path and value. A section or a component (policy, cost model,
-    workload, client) comes first as a whole, the component by its name; then come its own fields or settings.
+    """Yields the fields of a section, each with its path, its value and whether it has its default. Components are
+    policies, cost models, workloads and clients. A field with a section or a component comes first as a whole; a
+    component's value is its name. The fields or settings inside follow.
     """
     for name, info in type(section).model_fields.items():
         value, default = getattr(section, name), info.get_default(call_default_factory=True)

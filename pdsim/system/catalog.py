@@ -103,10 +103,11 @@ def folders() -> list[Path]:
 
 @contextmanager
 def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
-    """Context manager that adds a catalog folder. Processes that start within it also find the folder's entries.
-    folder: None: no folder is added.
+    """Context manager that adds a catalog folder. Processes that start within the context also find the folder's
+    entries. folder: None: no folder is added.
 
-    is_new: True: the folder need not exist yet. Raises CatalogError if it must exist and does not.
+    is_new: True: the folder need not exist yet. Raises CatalogError if it is not a folder, or does not exist although
+    is_new is False.
     """
     if folder is None:
         yield

@@ -1,1 +1,1 @@
-"""Measures the kernels beside other ways to do the same work: python -m pdkernels.bench."""
+"""Measures the kernels and, for comparison, other ways to do the same work: python -m pdkernels.bench."""

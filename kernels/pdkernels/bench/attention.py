@@ -43,7 +43,9 @@ def spread_lengths(batch: int, mean: int, spread: int) -> list[int]:
 
 
 def _prefill(tokens: int) -> Iterator[Row]:
-    """Measures a prompt without context, beside torch's flash attention."""
+    """Measures the attention of one prompt without context, by our kernel and by torch's flash attention. tokens:
+    length of the prompt.
+    """
     packed = torch.randn(tokens, 32 + 16, 128, dtype=torch.bfloat16, device="cuda")
     query, key, value = packed.split((32, 8, 8), dim=1)
     bounds = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")

@@ -31,7 +31,7 @@ def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
 
 
 def _measure(bench: Bench, case: Case) -> Iterator[Row]:
-    """Measures one of four source ranks on this GPU, with the target rank on the other GPU."""
+    """Measures transfers from one of four source ranks, on this GPU, to a target rank on the other GPU."""
     source, target = _pool(case, case.source_heads, _HERE), _pool(case, case.target_heads, _THERE)
     payload = case.payload_bytes(case.source_heads)
     pages = torch.randperm(len(source.keys[0]) // case.page_size, device=_HERE).to(torch.int32)

@@ -1,4 +1,4 @@
-"""Measures gather and scatter: our kernels beside simpler ways and SGLang's."""
+"""Measures gather and scatter by our kernels, by simpler ways, and by SGLang's kernels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace

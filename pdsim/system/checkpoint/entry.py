@@ -19,7 +19,8 @@ def entry_of(fields: Any, source: str, beside: Any = None, size_bytes: float | N
     """Makes the catalog entry of a model.
 
     fields: content of config.json. source: origin of the files. beside: content of hf_quant_config.json, if there is
-    one. size_bytes: size of the weights according to the checkpoint's index; None: unknown. Raises EntryError.
+    one. size_bytes: size of the weights according to the checkpoint's index; None: unknown. Raises EntryError if a
+    field is missing or wrong, or if pdsim does not model the layers.
     """
     try:
         return _entry(Config(fields), source, beside, size_bytes)

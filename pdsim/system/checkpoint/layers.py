@@ -18,7 +18,8 @@ class Layer:
     mixer: Mixer
     feed: Feed
     ratio: int = 1
-    """Number of tokens for which the layer stores one latent. 0: the layer has only a window."""
+    """Number of tokens for which the layer stores one latent. 0: the layer compresses no tokens, and attends only to a
+    window."""
     has_indexer: bool = True
     """False: the layer reuses the tokens that an earlier layer's indexer chose."""
     feed_factor: float | None = None
@@ -39,7 +40,9 @@ def layers_of(config: Config) -> list[Layer]:
 
 
 def _ratios(config: Config) -> list[int]:
-    """Returns, for each layer, the number of tokens for which it stores one latent. 0: the layer has only a window."""
+    """Returns, for each layer, the number of tokens for which it stores one latent. 0: the layer compresses no tokens,
+    and attends only to a window.
+    """
     if (ratios := config.flags("compress_ratios")) is not None:
         return ratios
     rates = config.get("compress_rates")

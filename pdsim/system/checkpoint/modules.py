@@ -88,8 +88,8 @@ def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
 
 
 def _own_head_dim(config: Config) -> int | None:
-    """Width of heads in layers without a window, if per_layer_config gives another width (Gemma 4). None: no other
-    width.
+    """Width of heads in layers without a window, if per_layer_config gives these layers a width of their own (Gemma 4).
+    None: per_layer_config gives none.
     """
     own = config.get("per_layer_config")
     sizes = {one["head_dim"] for one in own.values() if "head_dim" in one} if isinstance(own, dict) else set()
@@ -231,7 +231,9 @@ def _searched_width(hidden: int, factor: float) -> int:
 
 
 def expert_size(config: Config) -> int:
-    """Inner width of one routed expert (intermediate_size)."""
+    """Inner width of one routed expert: moe_intermediate_size, or intermediate_size if config.json has no width of its
+    own for experts.
+    """
     return config.count("expert_size", "intermediate_size")
 
 
