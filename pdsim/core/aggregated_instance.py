@@ -268,8 +268,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self.batch.step(FOREVER) if self.batch.num_requests else None
 
     def _prefill_step(self, forward: Forward) -> m.PrefillStep | m.MixedStep:
-        """Returns the step that computes a forward. Running requests take part if there are pages for all of them
-        (managers/scheduler.py, 0.5.23, :4377).
+        """Returns the step that computes a forward. With mixed_chunk, running requests take part if there are pages for
+        all of them (managers/scheduler.py, 0.5.23, :4377).
         """
         self._num_prefill_steps += 1
         prefill = m.PrefillStep(self._num_prefill_steps, tuple(forward.chunks))
@@ -356,7 +356,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _num_steps(self) -> int:
-        """Number of decode steps so far. Each of them lowered new_token_ratio."""
+        """Number of decode steps so far, for NewTokenRatio."""
         return self.batch.num_steps
 
     @property

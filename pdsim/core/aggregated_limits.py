@@ -76,12 +76,12 @@ class AggregatedRequest(RunningRequest):
 
 
 class ReceiveInterval:
-    """SGLang's loop takes new requests behind each forward with prompts, while it is idle, and behind every n-th decode
+    """SGLang's loop takes new requests after each forward with prompts, while it is idle, and after every n-th decode
     step (--scheduler-recv-interval; 0.5.23, managers/scheduler_components/recv_skipper.py:66).
     """
 
     def __init__(self, num_steps: int) -> None:
-        """num_steps: n. 1: the loop takes new requests after each step."""
+        """num_steps: number n of decode steps after which the loop takes new requests. 1: after each step."""
         self._interval = num_steps
         self._start = 0
         """Number of decode steps before the last forward with prompts, or before the instance became idle."""

@@ -774,8 +774,8 @@ class PrefillStep:
     num_decode_tokens: int = 0
     """Number of tokens of running requests that the forward also computes."""
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips that the instance encodes before the forward. Only vLLM's instances choose them; SGLang's
-    servers encode what the chunks need. With vLLM's encode instances: items whose embeddings the step loads."""
+    """Images and audio clips that a vLLM instance encodes before the forward or, with encode instances, whose
+    embeddings it loads. Empty with SGLang: servers encode the items of the chunks without this list."""
 
     @property
     def num_tokens(self) -> int:

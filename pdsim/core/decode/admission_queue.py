@@ -195,7 +195,9 @@ class AdmissionQueue:
     # Giving up.
 
     def refuse(self, request_id: int, reason: str) -> None:
-        """Refuses a request with a reason. A request that has not arrived yet is refused when it arrives."""
+        """Remembers that a request will not be served. If its NewRequest comes later, the request fails with this
+        reason.
+        """
         self._refused.add(request_id, reason)
 
     def give_up(self, request_id: int) -> bool:

@@ -16,7 +16,7 @@ class EmbeddingCache:
         self.num_bytes = 0
 
     def has(self, key: Hashable) -> bool:
-        """True if the embeddings are kept. Marks them as used."""
+        """True if embeddings with this key are kept. Marks them as used."""
         if key not in self._kept:
             return False
         self._kept.move_to_end(key)

@@ -24,7 +24,7 @@ instance."""
 
 
 class Recorded:
-    """Wraps an instance or a router, and records its calls and their results."""
+    """Wraps an instance or a router, and gives `record` an Entry for each call and its result."""
 
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
         self.instance_id: str = inner.instance_id

@@ -68,7 +68,7 @@ _MOST_IDS = 1 << 24
 
 
 def are_ids(values: Sequence[Any]) -> bool:
-    """True for long sequences of integers, such as page ids."""
+    """True if the sequence has at least LONG values and all are integers, such as page ids."""
     return len(values) >= LONG and _INT.issuperset(map(type, values))
 
 

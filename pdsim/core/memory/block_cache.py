@@ -19,8 +19,8 @@ class BlockCache(RadixCache):
         self.evicts_pages = True
 
     def keep_twins(self, node: Node, below: Node, holder: object, pages: Sequence[int]) -> None:
-        """Notes that the holder of a lock on the path to `node` has its own copies of pages. pages: the copies, for the
-        first nodes of this path after `below`.
+        """Notes that the holder of a lock on the path to `node` has its own copies of pages. pages: the copies of the
+        pages of the path's nodes after `below`, in order. The last of these nodes may have no copies.
         """
         path = path_to(node)
         start = 0

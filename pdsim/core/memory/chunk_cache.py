@@ -187,8 +187,8 @@ class ChunkCache:
         return len(self._found(sequence, num_tokens))
 
     def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of GPU pages that host memory can load after the first num_shared pages of a sequence. Without
-        storage, the call counts as a use of the chunks.
+        """Number of GPU pages that host memory can load after the first num_shared pages of a sequence, up to its first
+        num_tokens tokens. Without storage, the call counts as a use of the chunks.
         """
         if not self._stores:
             for key in reversed(self._found(sequence, num_tokens)):

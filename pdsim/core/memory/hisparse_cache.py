@@ -41,7 +41,7 @@ class DeviceBuffers:
 
 
 class HiSparseCache(KvCache):
-    """Leases on pages in host memory, and on buffers. There is no prefix cache (arg_groups/hisparse_hook.py:109)."""
+    """Leases on host pages and on GPU buffers. There is no prefix cache (arg_groups/hisparse_hook.py:109)."""
 
     def __init__(self, pool: PagePool, page_size: int, buffers: DeviceBuffers) -> None:
         super().__init__(pool, page_size, None)

@@ -265,7 +265,7 @@ class Prefetch:
     end: Node
     """Node of the host cache's tree at which the prompt's cached prefix ends. The prefetch locks this node."""
     pages: list[int]
-    """Host pages reserved for the prefetch, in order of the prompt. The host cache takes the first pages."""
+    """Host pages reserved for the prefetch, in the prompt's order. The host cache takes the first pages."""
     begun_ns: int
     num_found: int = 0
     num_read: int = 0

@@ -68,10 +68,12 @@ class KvCache:
         splits_at_prompt: bool = False,
     ) -> None:
         """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
-        offload, chunks: host memory of vLLM's OffloadingConnector or Dynamo's KVBM, and of LMCacheConnectorV1.
+        offload: host memory of vLLM's OffloadingConnector or Dynamo's KVBM. chunks: host memory of LMCacheConnectorV1.
 
-        keeps_replaced: True: if the prefix cache already has a page's tokens, the page is freed when its lease ends.
-        False: at once. counts_every_insert, splits_at_prompt: as in EngineRules.
+        keeps_replaced: a request has computed a page that the prefix cache already has. True: the page is freed when
+        the request's lease ends. False: at once. counts_every_insert: True: each insert counts a use of cached nodes;
+        False: each request counts one use. splits_at_prompt: True: prompt and outputs are separate nodes of the prefix
+        cache.
         """
         self.pool = pool
         self.page_size = page_size
@@ -205,7 +207,9 @@ class KvCache:
         return []
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int) -> int:
-        """Number of pages that host memory can load after the cached prefix of a newly opened lease."""
+        """Number of pages that host memory can load after the cached prefix of a newly opened lease, up to the
+        sequence's first max_tokens tokens.
+        """
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
             num_tokens = min(max_tokens + 1, len(sequence))
             return self.chunks.num_loadable_pages(request_id, sequence, lease.num_shared, num_tokens)

@@ -121,8 +121,9 @@ class OffloadCache:
         self._end(self.stores.pop(store))
 
     def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of pages that host memory can load after the first num_shared pages of a sequence. MUST_WAIT: some of
-        these pages are being copied, or pages of the request are still being stored.
+        """Number of pages that host memory can load after the first num_shared pages of a sequence, up to its first
+        num_tokens tokens. MUST_WAIT: some of these pages are being copied, or pages of the request are still being
+        stored.
         """
         if self._pages_per_state:
             num_tokens -= 1

@@ -31,12 +31,13 @@ class PrefetchQueue:
         read: Callable[[Reading, int], bool],
         tell: Callable[[Prefetched], None],
     ) -> None:
-        """look_up: function that begins the lookup of a prompt; at its end the driver calls `on_looked_up`.
+        """look_up: begins the lookup of a prompt. The driver calls `on_looked_up` when the lookup has ended.
 
-        read: function that begins to read a prompt's next pages, at most the given number; at the end the driver calls
-        `on_read`. The function returns False, and begins nothing, if storage has lost these pages since the lookup.
+        read: begins to read a prompt's next pages, at most the given number, and returns True. The driver calls
+        `on_read` when the read has ended. If storage has lost the pages since the lookup, `read` begins nothing and
+        returns False.
 
-        tell: function that gives the instance a message.
+        tell: sends a message to the instance.
         """
         self._begin_look_up = look_up
         self._begin_read = read

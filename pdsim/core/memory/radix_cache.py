@@ -303,7 +303,7 @@ class RadixCache:
 
     def _evict_leaf(self, node: Node, num_lacking: int, leaving: Callable[[Node], None] | None) -> int:
         """Frees the pages of an evictable leaf, and returns their number. num_lacking: number of pages that the caller
-        still lacks; a subclass may free only so many. leaving: as in `evict`.
+        still lacks; a subclass may free only so many. leaving: called with the leaf before its eviction.
         """
         parent = node.parent
         assert parent is not None
@@ -423,8 +423,8 @@ class RadixCache:
         return head
 
     def _offer(self, node: Node) -> None:
-        """Puts an evictable node into the heap. A node whose key changed is put again, and its older entries become
-        invalid.
+        """Puts an evictable node into the heap of nodes to evict. A node whose key changed is put again, and its older
+        entries become invalid.
         """
         if node.locks != node.num_twins or (node.children and not node.num_twins) or node.parent is None:
             return

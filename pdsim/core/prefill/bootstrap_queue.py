@@ -33,11 +33,13 @@ class BootstrapQueue:
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def watch(self, request_id: int, now_ns: int) -> list[Command]:
-        """Begins the timeout of a request without a grant."""
+        """Begins the timeout of a request without a grant. Returns an alarm for the end of the timeout."""
         return self._deadlines.add(request_id, now_ns)
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
-        """Keeps a grant until its request arrives, unless the request was refused."""
+        """Keeps a grant until its request arrives, unless the request was refused. Returns an alarm for the grant's
+        timeout.
+        """
         if grant.request_id in self.refused.kept:
             return []
         self.early[grant.request_id] = grant
@@ -51,7 +53,7 @@ class BootstrapQueue:
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
         """Refuses and returns requests whose grant did not come within the timeout. Drops grants whose request did not
-        come within the timeout.
+        come within the timeout. Adds an alarm for the next deadline to `commands`.
         """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]

@@ -226,8 +226,8 @@ class ForwardBuilder(Generic[RequestT]):
         return forward
 
     def _select(self) -> Iterable[Pick] | HoldUntil:
-        """Returns the policy's picks of waiting prompts, in order. Policies that sort by cached tokens also change the
-        order of the queue, as in SGLang.
+        """Returns the policy's picks of waiting prompts, in order, or HoldUntil if no prompt may begin yet. Policies
+        that sort by cached tokens also sort the queue, as in SGLang.
         """
         if self._keeps_order:  # nothing to ask
             return map(Pick, self._waiting)
@@ -242,8 +242,8 @@ class ForwardBuilder(Generic[RequestT]):
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
 
     def _refresh(self) -> list[Pick] | HoldUntil | None:
-        """The first of every 32 calls marks the cached prefixes of waiting prompts as used, in reverse order of the
-        queue, and returns the policy's picks. Other calls return None.
+        """The first of every 32 calls marks the cached prefixes of the policy's first picks as used, the last of them
+        first, and returns all picks. Other calls return None.
         """
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:

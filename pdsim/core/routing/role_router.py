@@ -26,7 +26,9 @@ REMEMBERED = MemorySize()
 
 @dataclass(slots=True)
 class RoutedLoad:
-    """Numbers of unfinished requests of one instance and of their prompt tokens, as the router counts them."""
+    """Numbers of unfinished requests of one instance and of their prompt tokens, as the router counts them. num_pages:
+    whole pages of these prompts. num_queued and page_use: the instance's last metrics (InstanceMetrics).
+    """
 
     instance_id: str
     num_requests: int = 0

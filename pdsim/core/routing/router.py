@@ -114,11 +114,11 @@ class Router:
         counts_streams: bool = False,
         held: HeldRequests | None = None,
     ) -> None:
-        """decode: None if the instances are aggregated. shedding: None refuses no request.
+        """decode: None: the instances are aggregated. shedding: None: no request is refused.
 
-        disaggregation: None computes every prompt on a prefill instance. counts_streams: True: both instances' loads
-        count a request only while its client receives tokens, that is after prefill has answered. held: None sends
-        requests at once, however busy the instances are.
+        disaggregation: None: prefill instances compute all prompts. counts_streams: True: both instances' loads count a
+        request only while its client receives tokens, that is after prefill has answered. held: None: requests are sent
+        at once, however busy the instances are.
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}

@@ -10,9 +10,9 @@ _AGENTS = 1 << 32
 
 
 def session_of(scope: Scope, session: int, agent: int) -> int:
-    """Returns the number of the session to which a request belongs. scope: requests of a client's session that are
-    bound together. "run": all. "agent": those of one agent. "siblings": those of agent 0, and those of all other
-    agents. -1: the request has no session.
+    """Returns the number of the session to which a request belongs; -1: none. session and agent are those that the
+    client names. scope: requests of `session` that stay together. "run": all. "agent": those of each agent. "siblings":
+    those of agent 0, and those of all other agents.
     """
     if session < 0 or scope == "run":
         return session

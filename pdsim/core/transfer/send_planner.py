@@ -49,8 +49,8 @@ class RankPairLayout:
     """True: the engine joins pages that are contiguous on both sides into one descriptor (Mooncake does, NIXL does
     not)."""
     num_shares: int = 1
-    """Number of decode ranks that divide the tokens of a page. A page of decode then has this many times the tokens of
-    a prefill page. page_bytes is one decode rank's share of a prefill page."""
+    """Number of decode ranks that divide the tokens of a page. A decode page has this many times the tokens of a
+    prefill page. page_bytes is one decode rank's share of a prefill page."""
     pushes: bool = False
     """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
@@ -213,7 +213,7 @@ class SendCursor:
 
     def advance(self, end_tokens: int, table: Sequence[int], *, is_last: bool) -> list[Piece]:
         """Returns the next pieces, up to end_tokens of the prompt. Empty: nothing can be sent yet. table: the request's
-        page ids on prefill.
+        page ids on prefill. is_last: True: the whole prompt is computed.
         """
         page_size, base = self._page_size, self._start_pages
         if not is_last:
@@ -379,7 +379,8 @@ class SendPlanner:
 
     def after_chunk(self, request: PrefillRequest, is_last: bool, first_token_ends: bool, now_ns: int) -> list[Command]:
         """Returns units that send KV after a computed chunk. With layer groups, only the first token remains to be
-        sent.
+        sent. is_last: True: the prompt's last chunk. first_token_ends: True: the first token is also the request's
+        last.
         """
         end = request.num_prompt_tokens if is_last else self._send_until(request)
         return self._units(request, end, now_ns, is_last=is_last, first_token_ends=first_token_ends)
@@ -401,8 +402,8 @@ class SendPlanner:
     def _cells(
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """Returns one unit with one descriptor for each staged cell. Linear-attention state is not staged: the unit of
-        the first token carries it.
+        """Returns one unit with one descriptor for each staged cell. is_last: True: also returns the unit of the first
+        token. This unit carries the linear-attention state, which is not staged.
         """
         whole = [piece for piece in pieces if piece.source]
         units: list[Command] = [

@@ -42,7 +42,7 @@ class EmbeddingReads:
         self._commands: list[m.Command] = []
 
     def on_message(self, message: m.Message) -> bool:
-        """Handles an answer or the end of a read. Returns False for all other messages."""
+        """Handles an encode instance's answer or the end of a read. Returns False for all other messages."""
         if isinstance(message, m.EmbeddingsGranted):
             self._granted.append(self._under_way[message.request_id, message.item])
         elif isinstance(message, m.EmbeddingsArrived):

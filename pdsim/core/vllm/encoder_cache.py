@@ -16,7 +16,7 @@ Key = tuple[Modality, int]
 
 
 class MediaChoice(NamedTuple):
-    """Tokens and items of a chunk."""
+    """Number of tokens that a chunk may compute, and items that the step encodes for the chunk."""
 
     num_tokens: int
     """Number of tokens that the chunk may compute. 0: the request must wait."""

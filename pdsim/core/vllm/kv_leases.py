@@ -44,7 +44,7 @@ class KvLeases:
         self._computed_ns[request_id] = now_ns
 
     def end(self, request_id: int) -> None:
-        """Notes that the KV is being read, or is freed. No effect if there is no lease."""
+        """Ends the lease of a request whose KV is being read or was freed. No effect if there is no lease."""
         self._computed_ns.pop(request_id, None)
         self._ends_ns.pop(request_id, None)
 

@@ -104,8 +104,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def keeps_order(self) -> bool:
-        """True if decode steps do not change the order of the prefill policy. False: the policy must be asked in each
-        step.
+        """True if decode steps do not change the order in which the prefill policy picks prompts. False: the policy
+        must be asked in each step.
         """
         return isinstance(self._policy, _FIXED_ORDERS)
 
@@ -167,8 +167,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """Fills the next step with prompts. num_decode_tokens: number of running requests, which take one token
-        each.
+        """Fills the next step with prompts. num_slots: number of prompts that may begin; None: no prompt may begin.
+        num_decode_tokens: number of running requests, which take one token each. reserved_tokens has no effect.
         """
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
@@ -183,7 +183,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def _save_chunks(self, host: ChunkCache, chunks: list[PrefillChunk], begun: set[int]) -> None:
         """Saves to host memory the chunks that a step completes, first those of prompts that begin in the step.
-        Requests with outputs save no chunks.
+        Requests with outputs save no chunks. begun: ids of requests whose prompts were partly computed before the step.
 
         A prompt that begins also saves cached chunks that host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).
         """
@@ -201,8 +201,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             host.save(request.prompt, found, num_tokens, request.lease.table)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk, and returns its request. If there is host memory, decides to store the prompt's
-        whole pages in it. The GPU's prefix cache has them already.
+        """Counts a computed chunk, and returns its request. If there is host memory, adds a command that stores the
+        prompt's whole pages in host memory. The GPU's prefix cache has them already.
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
@@ -214,8 +214,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return request
 
     def _store(self, offload: OffloadCache | KvbmCache, request: RequestT, start: int) -> None:
-        """Decides to store in host memory what a step has computed of a prompt. start: index of the first token that
-        the step computed. KVBM stores nothing of a step that also computes outputs (slot.rs, apply_scheduler_output).
+        """Adds a command that stores in host memory the tokens of a prompt that a step has computed. start: index of
+        the first of these tokens. KVBM stores nothing of a step that also computes outputs (slot.rs,
+        apply_scheduler_output).
         """
         num_tokens, lease = request.num_computed_tokens, request.lease
         if isinstance(offload, KvbmCache):
@@ -240,7 +241,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._goes_on(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
-        """True if running requests and partly computed prompts leave tokens of the next step's budget."""
+        """True if running requests, one token each, and partly computed prompts leave tokens of a step's budget."""
         return self._goes_on(num_decode_tokens)[1] > 0
 
     def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:

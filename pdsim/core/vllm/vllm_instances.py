@@ -287,7 +287,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Number of slots for admission. Requests whose KV is on its way hold pages, but take no slot."""
+        """Limit of num_active for admission. Requests with KV on its way raise it by 1, because they take no slot."""
         num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
         return self._num_places + num_slotless
 
@@ -296,7 +296,7 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Admits queued requests, unless a preempted request or an earlier prompt waits to be computed here."""
+        """Admits queued requests unless a prompt before them waits. Returns the number of steps until the next call."""
         if not self._builder.waiting:
             return super()._take_in(commands)
         first = next(iter(self._builder.waiting))
@@ -375,7 +375,7 @@ class VllmDecodeInstance(DecodeInstance):
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Preempts running requests until the remaining requests have pages for the next step."""
+        """Preempts running requests, and adds messages about them, until the others have pages for the next step."""
         while self._lacks_pages:
             self._preempts = True
             self._preempt(self._preemption_policy.victim(self), commands)
@@ -387,7 +387,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
         """Preempts a request: frees its pages, and puts it first in the queue. A request that lacks pages although it
-        is alone fails.
+        is alone fails. Adds a message about this to `commands`.
         """
         builder = self._builder
         if begun := builder.begun.get(request_id):
@@ -405,8 +405,8 @@ class VllmDecodeInstance(DecodeInstance):
     # Computing.
 
     def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
-        """Returns the next step's chunks, as many as fit. Also admits queued requests if all prompts before them have
-        begun.
+        """Returns the next step's chunks, and adds messages and copies to `commands`. Also admits queued requests if
+        all prompts before them have begun. num_decode_tokens: number of running requests.
         """
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
@@ -428,8 +428,8 @@ class VllmDecodeInstance(DecodeInstance):
         return m.PrefillStep(self._num_forwards, chunks, num_decode_tokens, media)
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
-        """Computes prompts while no request decodes. A prompt fails if it does not fit although no request holds
-        pages.
+        """Computes prompts while no request decodes. Prompts that do not fit although no request holds pages fail:
+        `commands` gets their messages.
         """
         forward = self._fill(now_ns, 0, commands)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():
