@@ -28,7 +28,7 @@ def list_(*, json_: Json = False) -> None:
 
 @catalog.command
 def show(name: Annotated[str, Parameter(help="A model, GPU or transport.")], /) -> None:
-    """Print the files of the entries that have a name."""
+    """Print the catalog files of all entries with this name."""
     from pdsim.system.catalog import KINDS, CatalogError, file_of, hint, names
 
     paths = [file_of(kind, name) for kind in KINDS if name in names(kind)]

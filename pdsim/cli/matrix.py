@@ -153,8 +153,8 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
-    """Runs a variant in real mode, and returns the run's summary. None: the run failed; the reason is printed, and
-    written beside the run's folder.
+    """Runs a variant in real mode, and returns the run's summary. None: the run failed or took too long; a log file has
+    the reason, and its path is printed.
     """
     folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
     for own in (folder, part):
@@ -262,7 +262,9 @@ def _profile_name(ranks: PairRanks, first: PairRanks) -> str:
 
 
 def _size(ranks: Ranks) -> str:
-    """The ranks as part of a file name: "2", or with expert parallelism "2ep2"."""
+    """The ranks as part of a file name: "2", or with expert parallelism "2ep2". The name of an all-to-all backend
+    follows, if there is one.
+    """
     size = str(ranks.tp) if ranks.ep == 1 else f"{ranks.tp}ep{ranks.ep}"
     return size if ranks.a2a == ONE_RANK.a2a else size + ranks.a2a
 

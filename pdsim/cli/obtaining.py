@@ -138,8 +138,8 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
-    """How the metrics of a scenario change with each resource. path: a scenario file or a run folder. If a real run is
-    in the folder, its scenario is simulated.
+    """Finds how the metrics of a scenario change with 10 % more of each resource, by simulation. path: a scenario file
+    or a run folder. For the folder of a real run, the scenario in the folder is simulated.
     """
     scenario = scenario_of(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:

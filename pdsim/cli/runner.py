@@ -39,9 +39,10 @@ def run_scenario(
     """Simulates a scenario. With `out`, also writes the run folder.
 
     levels: True: also record requests and pages of instances over time. force: True: a run in `out` may be replaced.
-    ranging: part of the load that is also simulated with the fastest and slowest step times, if these were not measured
-    on a server. slo: limits that judge the run, written to pdsim.slo in the summary. keep: optional files of the
-    folder. Raises ConfigError if the scenario is wrong, or if the SLO names a class that no request has.
+    ranging: load that is also simulated with the fastest and slowest step times, if these were not measured on a
+    server: "none", "part" or "whole". slo: limits that judge the run, written to pdsim.slo in the summary. keep:
+    optional files of the folder. Raises ConfigError if the scenario is wrong, or if the SLO names a class that no
+    request has.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)

@@ -88,8 +88,8 @@ class FreePages:
 
 @dataclass
 class FewestOutputsFirst:
-    """Preempts the request with the fewest output tokens, as SGLang does. Among equals: the request with the longest
-    prompt, then the last in the batch.
+    """Preempts the request with the fewest output tokens, as SGLang does. Among requests with equally few: the one with
+    the longest prompt; among equal prompts: the last in the batch.
     """
 
     def victim(self, view: DecodeView) -> int:

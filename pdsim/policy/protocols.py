@@ -29,9 +29,9 @@ class PrefillPolicy(Protocol):
     """Decides which prompts the next forward begins."""
 
     def select(self, view: views.PrefillView) -> Iterable[Pick] | HoldUntil:
-        """Returns waiting prompts in the order in which to begin them. The core stops at the first prompt that does not
-        fit. A partly computed prompt always continues first, and is not among the waiting prompts. If sorting is
-        expensive, return a generator: the core takes no more picks than it needs.
+        """Returns waiting prompts in the order in which to begin them, or HoldUntil to begin none for now. The core
+        stops at the first prompt that does not fit. A partly computed prompt always continues first, and is not among
+        the waiting prompts. If sorting is expensive, return a generator: the core takes no more picks than it needs.
         """
 
 

@@ -139,9 +139,8 @@ class QueueLimit:
 
 @dataclass
 class PrefixBased:
-    """A prefill instance computes a prompt if at least non_cached_tokens of its tokens are not cached on decode.
-
-    This is llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
+    """A prefill instance computes a prompt if at least non_cached_tokens of the prompt's tokens are not cached on
+    decode. This is llm-d's prefix-based-pd-decider (pkg/epp/framework/plugins/scheduling/profilehandler/disagg).
     """
 
     non_cached_tokens: int

@@ -80,8 +80,8 @@ class Base:
     load.
     """
     own_aggregated: Changes | None = None
-    """Settings of the user's aggregated servers. `scenario` then has a prefill and a decode server with the same
-    settings. None: the user's cluster has prefill and decode servers.
+    """Settings of the user's aggregated servers. For studies, `scenario` has a prefill and a decode server with the
+    same settings instead. None: the user's cluster has prefill and decode servers.
     """
     of_starter: tuple[str, ...] | None = None
     """Changes that make this scenario from pdsim's built-in scenario, in the notation of --set. None: the scenario
@@ -97,7 +97,9 @@ class Base:
 
     @property
     def load(self) -> tuple[str, float] | None:
-        """The path of the field that sets the load, and the field's value. None: the scenario has no such field."""
+        """The path and the value of the field that sets the load, such as ("client.arrivals.rate", 4.0). None: the
+        scenario has no such field.
+        """
         client, workload = self.scenario.client, self.scenario.workload
         arrivals = getattr(client, "arrivals", None)
         values = {"client.concurrency": getattr(client, "concurrency", None)}
@@ -107,14 +109,16 @@ class Base:
         return next(((path, float(value)) for path, value in values.items() if value is not None), None)
 
     def with_load(self, value: float) -> Changes:
-        """Changes that set the load to a value: a trace's speed-up, requests per second, or the number of clients."""
+        """Changes that set the load to a value. Its meaning depends on the scenario: requests per second, the number of
+        clients in a closed loop, or a trace's speed-up. The scenario must have a load to set (`load`).
+        """
         assert self.load is not None
         path, _ = self.load
         units = {"client.concurrency": round(value), "client.arrivals.rate": f"{value:g} /s"}
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """Changes that multiply the load by `factor`."""
+        """Changes that multiply the load (`load`) by `factor`."""
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 
@@ -232,7 +236,9 @@ class Base:
         return {f", {router}": {"router": router} for router in self.router_names}
 
     def changed(self, changes: Changes) -> Scenario:
-        """The scenario with these changes, checked like a scenario file. Raises ConfigError."""
+        """The scenario with these changes, checked like a scenario file. Raises ConfigError if a field or a value is
+        wrong.
+        """
         data = self._data()
         for field, value in changes.items():
             set_field(data, field, deepcopy(value), where=field)
@@ -259,7 +265,9 @@ def jittered_messages(scenario: Scenario) -> list[Changes]:
 
 
 def is_sample(scenario: Scenario) -> bool:
-    """True if the workload is a recorded trace with its own sending times, so that all seeds give the same load."""
+    """True if the workload is a recorded trace whose requests are sent at the recorded times, so that all seeds give
+    the same load.
+    """
     times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
 
@@ -320,7 +328,9 @@ def _pair_of(aggregated: Changes) -> Changes:
 
 
 def _warn_of_settings_without_pair(path: Path, aggregated: Changes) -> None:
-    """Names the settings of aggregated servers that neither prefill nor decode servers have."""
+    """Warns of those settings of aggregated servers that neither prefill nor decode servers have. path: the scenario
+    file, for the message.
+    """
     known = PrefillSettings.model_fields.keys() | DecodeSettings.model_fields.keys()
     if lost := [f"aggregated.{name}" for name in aggregated if name not in known]:
         names = ", ".join(lost)
@@ -350,7 +360,9 @@ def _trace_changes(path: Path | None) -> list[str]:
 
 
 def trace_lines(path: Path) -> int:
-    """Number of requests of a trace file that has one line per request. 0 for a JSON list or a folder."""
+    """Number of requests of a trace file, if the file has one line per request. 0 if the trace is a JSON list or a
+    folder.
+    """
     if path.is_dir():
         return 0
     if is_parquet(path):

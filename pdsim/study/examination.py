@@ -1,5 +1,5 @@
-"""Examines the cluster that a plan or an answer names: whether requests meet the SLO without queues, and which
-measurement is missing.
+"""Examines the cluster of a plan or of an answer: whether requests meet the SLO without queues, and which measurement
+is missing.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,6 @@
-"""Repeats two runs that are compared, to find the differences that are not due to chance.
-
-A random load is drawn again, with the same seeds for both runs. A trace with its own times is sent again with slightly
-faster and slower messages.
+"""Repeats two runs that are compared, to find the differences that are not due to chance. A random load is drawn again,
+with the same seeds for both runs. A trace with recorded sending times is sent again with slightly faster and slower
+messages.
 """
 
 import os
@@ -44,7 +43,7 @@ class ComparedRun:
 
     @property
     def is_sample(self) -> bool:
-        """True if the workload is a recorded trace with its own sending times."""
+        """True if the workload is a recorded trace whose requests are sent at the recorded times."""
         return self.scenario is not None and is_sample(self.scenario)
 
 

@@ -245,7 +245,9 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
-    """Copies of a cluster with one setting changed. Settings that the scenario or the cluster names are not changed."""
+    """Copies of a cluster with one setting changed each. Settings to which the scenario or the cluster gives a value
+    are not changed.
+    """
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")
         if (role and role not in one.roles) or base.names(path) or path in one.changes:

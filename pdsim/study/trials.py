@@ -162,8 +162,8 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _known(self, point: Point) -> Point:
-        """A copy of the point whose runs go to their end. If an earlier run could end early at a miss and went to its
-        end, its result is used again.
+        """A copy of the point whose runs go to their end. Results of earlier runs that were allowed to end early, but
+        did not, are used again.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

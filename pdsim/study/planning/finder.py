@@ -88,7 +88,9 @@ class Finder:
         return replace(made, safe=self._safe(chosen, tried), measure=self._measurement(chosen))
 
     def _models(self, candidates: Sequence[CandidateCluster]) -> str:
-        """Names of the models that the candidates have: the scenario's, or those of --try."""
+        """Names of the models that the candidates have, joined by "or": the scenario's model, or the models that --try
+        gives.
+        """
         own = self._trials.base.scenario.model
         return " or ".join(dict.fromkeys(str(one.changes.get("model", own)) for one in candidates))
 

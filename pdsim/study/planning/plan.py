@@ -22,7 +22,9 @@ class Row(NamedTuple):
     candidate: CandidateCluster
     outcome: Outcome
     limit: Limit | None = None
-    """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most."""
+    """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most. None: the cluster
+    meets the SLO, or the resource is not known.
+    """
     repeated: Sequence[Outcome] = ()
     """Outcomes of repeated runs with slightly faster and slower messages. They differ by chance. Empty: the cluster's
     run was not repeated.
@@ -89,8 +91,8 @@ class Plan:
     """
 
     safe: Row | None = None
-    """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: the plan does, or no
-    cluster does.
+    """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: the plan is such a
+    cluster, or there is none.
     """
     measure: Measurement | None = None
     """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO in the whole
@@ -101,7 +103,9 @@ class Plan:
     is_measured: bool = True
     """True: the scenario's profile has step times that were measured on a server."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
-    """The cheapest cluster at each multiple of the load that the user asked for. None: no cluster meets the SLO."""
+    """The cheapest cluster that meets the SLO, by multiple of the load, for each multiple that the user asked for.
+    None: no cluster meets the SLO.
+    """
     own: Row | None = None
     """The user's own cluster, which the scenario describes. None: the user gave no scenario."""
     checked: Outcome | None = None
@@ -136,5 +140,5 @@ class Plan:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows of the table of clusters: first the plan, then the alternatives by price."""
+        """Rows of the table of clusters: the plan first, followed by the alternatives, the cheapest first."""
         return [*([] if self.chosen is None else [self.chosen]), *self.alternatives]

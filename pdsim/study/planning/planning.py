@@ -52,21 +52,21 @@ def plan(
     """Find the cheapest cluster that meets an SLO.
 
     Args:
-        scenario: A scenario file; None: a starter. Clusters have its servers' settings, except GPU, TP and instances.
+        scenario: A scenario file; None: a built-in one. Its servers' settings are kept, except GPU, TP and instances.
         trace: A trace that replaces the workload.
-        check: Another trace, with which the plan is judged; for example the second half of a day.
-        slo: Limits of percentiles of ttft, tpot and e2e, or the share of requests that must be within several limits.
+        check: Another trace, on which the finished plan is simulated; for example the second half of a day.
+        slo: Limits of ttft, tpot and e2e: "ttft p99 < 2 s", or with a share: "ttft < 2 s and tpot < 50 ms for 95 %".
         prices: Price of one hour of each GPU that may be used, by name; None: the scenario's GPUs may be used, and
             the cluster with the fewest GPUs is the cheapest.
         currency: Symbol or code of the prices, as "$" or "EUR".
         max_gpus: Maximum number of GPUs of a cluster.
-        tried: Values to try of further fields, by path. Routers are tried, too, unless the scenario names one.
+        tried: Values to try of further scenario fields, by path. Routers are tried, too, unless the scenario names one.
         speedup: Multiples of the load for which the cheapest cluster is also found, as "0.5,2,4".
         changes: Changes of the scenario, as "dotted.path=value".
-        seeds: Number of runs of each cluster; a trace with its own times is run once.
+        seeds: Number of runs of each cluster; a trace sent at its recorded times is run once.
         jobs: Number of processes; None: one for each CPU.
-        engine: pool, here, ray or ray:ADDRESS.
-        out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs, which are not computed again.
+        engine: Where to simulate: pool (processes), here (this process), ray or ray:ADDRESS.
+        out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs. A later call reuses the runs.
         progress: Called after each run.
         report: Called with a line each time that a cheaper cluster is found.
 

@@ -72,7 +72,7 @@ class Screen:
 
     @property
     def setting(self) -> str:
-        """Says for which load the plan was made."""
+        """A sentence on the requests for which the plan was made: their number, lengths, source and sending times."""
         return f"For {self._plan.load}."
 
     @property
@@ -132,7 +132,7 @@ class Screen:
 
     @property
     def clusters(self) -> TextTable:
-        """The table of clusters: first the plan, then the alternatives by price."""
+        """The table of clusters: the plan first, followed by the alternatives, the cheapest first."""
         plan = self._plan
         terms = plan.slo.terms[:_MOST_TERMS]
         rows = []

@@ -23,8 +23,8 @@ Evaluate = Callable[[Sequence[CandidateCluster]], Sequence[Outcome]]
 
 
 class Tries(NamedTuple):
-    """Two functions that simulate and judge clusters. If `first` says that a cluster misses the SLO, `final` would say
-    the same.
+    """Two functions that simulate clusters and return their outcomes in the same order. If `first` finds that a cluster
+    misses the SLO, `final` would find the same.
     """
 
     first: Evaluate

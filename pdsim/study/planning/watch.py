@@ -12,7 +12,9 @@ _EVERY_S = 30.0
 
 
 class Watch:
-    """Reports progress now and then, and the best cluster so far if the user interrupts the search."""
+    """Reports the progress of a search, at most every 30 s, and the best cluster so far if the user interrupts the
+    search. report: called with each line of text.
+    """
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report

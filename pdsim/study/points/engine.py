@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """Callback that is called with two numbers: runs that have ended, and all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Minimum number of tasks that are handed to Ray at a time, so that a cluster that scales has a reason to grow."""
+"""Minimum number of tasks that are handed to Ray at a time. A Ray cluster that adds machines on demand then does so."""
 _LET_IN = (
     "a cluster that refuses the connection needs a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -275,12 +275,12 @@ class Work:
             self._with_result.add(key)
 
     def has_result(self, key: str) -> bool:
-        """True if the run of this key was asked for, did not fail, and did not end early."""
+        """True if the run of this key was computed or read from the store, did not fail, and did not end early."""
         return key in self._with_result
 
     def forget(self, points: Iterable[Point]) -> None:
-        """Removes the results of points from memory and from the store. Callers do this only in folders of
-        their own.
+        """Removes the results of points from memory and from the store. Only the web page calls this, whose store is
+        temporary.
         """
         for key in {task.key for point in points for task in point.tasks.values()}:
             self._seen.discard(key)

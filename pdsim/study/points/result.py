@@ -17,7 +17,7 @@ from pdsim.study.verdict.readings import Attainment, Times
 from pdsim.study.verdict.slo import Judgement, Slo, mean_judgement
 
 _OF_REQUESTS = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "classes", "identity")
-"""Columns of a row that hold a list over requests, or a text, instead of a number of the whole run."""
+"""Columns of a run's row of results that hold a list over requests, or a text, instead of a number of the whole run."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Replication:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
-    """Share of the requests within the limits, by SLO and class. Empty: requests have no classes."""
+    """Share of the requests within the limits, by the name of the SLO and by class. Empty: requests have no classes."""
 
 
 @dataclass(frozen=True)

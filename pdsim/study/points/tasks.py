@@ -44,7 +44,7 @@ class Task:
     key: str
     identity: str
     data: dict[str, Any]
-    """The scenario as plain data. Relative paths in it start at the folder `base`."""
+    """The scenario as nested dicts and lists. Relative paths in it start at the folder `base`."""
     base: Path
     slo: Slo | None = None
     """The run ends as soon as it can no longer meet this SLO. None: the run goes on to its end."""
@@ -85,8 +85,9 @@ class Planner:
     def __init__(
         self, where: str, scenario: Path, *, changes: Sequence[str], seeds: Sequence[int] | None, own_itl: bool = False
     ) -> None:
-        """where: names the study in messages. changes: of the scenario file, in the notation of --set. seeds: None: the
-        scenario's own. own_itl: True: results have percentiles of the gaps between each request's own tokens.
+        """where: names the study in messages. changes: of the scenario file, in the notation of --set. seeds: of random
+        numbers; each point is run once with each seed. None: the scenario's own seed. own_itl: True: results have
+        percentiles of the gaps between each request's own tokens.
         """
         self._where = where
         self._own_itl = own_itl

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANGES_SHOWN = 4
-"""Number of the table's columns, from the first, whose ranges the text mentions."""
+"""The answer's text gives the ranges of the numbers in this many columns of the table, from the first column on."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Answer:
     percentiles: Mapping[str, str]
     """For each metric that the SLO limits: the limited percentile, such as "p99"."""
     axis: str
-    """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no numbers, and stand side by
-    side.
+    """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no positions on an axis, and are
+    listed one below another.
     """
     columns: tuple[str, ...]
     rows: tuple[AnswerRow, ...] = field(repr=False)

@@ -52,14 +52,14 @@ def ask(
     """Answer a question about a scenario.
 
     Args:
-        name: The question; docs/ask.md has them.
-        scenario: A scenario file; None: a starter of four H200.
+        name: Name of the question, such as pd-ratio; docs/ask.md lists all.
+        scenario: A scenario file; None: pdsim's built-in scenario with four H200.
         trace: A trace that replaces the workload.
         changes: Changes of the scenario, as "dotted.path=value".
-        slo: Limits of ttft, tpot and e2e, and the share of requests that must be within them.
+        slo: Limits of ttft, tpot and e2e, and the share of requests that must be within these limits.
         speedup: Speed-ups of a trace that the question capacity tries, as "0.5,1,2,4"; empty: chosen until one
             meets the SLO and one misses it.
-        seeds: Number of runs of each candidate; a trace with its own times is run once.
+        seeds: Number of runs of each candidate; a trace sent at its recorded times is run once.
         jobs: Number of processes; None: one for each CPU; 1: this process.
         out: A folder for answer.md, answer.json, answer.png and all runs; None: nothing is kept.
         progress: Called after each run.
@@ -281,7 +281,9 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 
 
 def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
-    """Rows of the SLO's limits, with the values of the candidate `label` and their ranges."""
+    """Rows of the SLO's limits, with the values of the candidate `label`. Rows also have the range of each value over
+    `ends`, the results with the fastest and slowest step times, if there are any.
+    """
     at_ends = [one.study for one in ends.values()]
     known = at_ends if all(label in one.labels() for one in at_ends) else []
     return limit_rows(study[label].judgement(SLO).listed, [one[label].judgement(SLO).listed for one in known])

@@ -29,7 +29,9 @@ def _decode_cache_arms(base: Base) -> list[Arm]:
 
 
 def _decode_cache_verdict(study: Study) -> Verdict:
-    """Recommends by throughput and latency, because a radix cache may improve either."""
+    """Recommends a radix cache on decode if the cache raises throughput, or if throughput stays equal and latency
+    falls.
+    """
     if failed := study.error(_OFF) or study.error(_ON):
         raise ConfigError(failed)
     rate = study.ratio(_ON, _OFF, "request_throughput")

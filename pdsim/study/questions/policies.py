@@ -168,8 +168,8 @@ LOCAL_PREFILL = Question(
 _FCFS, _FIRST = "first come, first served", "priorities"
 _SHED_NOBODY: Changes = {"router.shedding": None}
 _QUEUE_SHARES = (0.5, 1.0, 2.0)
-"""Limits of the prefill queue to try, as shares of the number of prompts that are computed within the SLO's limit of
-TTFT.
+"""Limits of the prefill queue to try, as shares of the number of prompts that prefill computes in a time as long as the
+SLO's limit of TTFT.
 """
 
 

@@ -18,7 +18,7 @@ from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 def _splits(base: Base) -> list[Arm]:
     """Candidates that use all GPUs with different numbers of prefill and decode servers. If the scenario names no
-    router, each split is tried with several. Raises ConfigError if no split is possible.
+    router, each split is tried with several routers. Raises ConfigError if no split is possible.
     """
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_role_gpus
@@ -214,8 +214,8 @@ def _prefill_split_verdict(study: Study) -> Verdict:
 
 
 def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
-    """The best candidate of each other kind of parallelism, with a text on how its mean TTFT differs from the best
-    candidate's.
+    """For each kind of parallelism other than that of the candidate `best`: the label of its best candidate, and a text
+    on how this candidate's mean TTFT differs from that of `best`.
     """
     kinds: dict[str, list[str]] = {}
     for label in study.steady(study.labels()):
@@ -253,8 +253,8 @@ _EQUAL_SHARE = 0.01
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer. Two more candidates have
-    the scenario's elastic settings: in one, servers also start and stop; in the other, servers only change roles.
+    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer GPUs. Two more candidates
+    have the scenario's elastic settings: in one, servers also start and stop; in the other, servers only change roles.
     Raises ConfigError if prefill and decode servers differ in GPU or tp.
     """
     prefill, decode = base.scenario.pair

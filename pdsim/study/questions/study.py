@@ -63,7 +63,9 @@ class Question:
     scenario lacks.
     """
     axis: str = ""
-    """Meaning of the figure's axis, with its unit. Empty: candidates have no positions and are drawn side by side."""
+    """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no positions on an axis, and are
+    listed one below another.
+    """
 
 
 QUESTIONS = {
@@ -177,7 +179,9 @@ class Study:
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:
-        """Mean number of tokens per request. field: total_input_tokens or total_output_tokens."""
+        """Mean number of tokens per request, in a run of the first candidate that has a result. field:
+        total_input_tokens or total_output_tokens.
+        """
         row = self[self.labels()[0]].replications[0].row
         return float(row[field] / row["completed"])
 
@@ -298,9 +302,9 @@ class Study:
         return band(found.mean, repeated) if repeated and isfinite(found.mean) else found
 
     def others_against(self, best: str, labels: Iterable[str]) -> list[str]:
-        """Sentences on how the candidates `labels` compare with the candidate `best`: which have an equal mean TTFT
-        within chance, the ratio of mean TTFT for the rest, and which are saturated. If `best` meets the SLO, a
-        candidate that misses the SLO never counts as equal.
+        """Sentences that compare the candidates `labels` with the candidate `best`: candidates with an equal mean TTFT
+        within chance, the ratio of mean TTFT for each other candidate, and saturated candidates. If `best` meets the
+        SLO, a candidate that misses the SLO never counts as equal.
         """
         others = [label for label in labels if label != best]
         steady = self.steady(others) if self.steady([best]) else []

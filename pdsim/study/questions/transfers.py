@@ -28,8 +28,8 @@ _LINKS = "links of RDMA's engine"
 
 
 def _transport_arms(_base: Base) -> list[Arm]:
-    """Candidates with each transfer engine on the links of the GPU, then with one engine on links of several
-    bandwidths.
+    """Candidates with each transfer engine on the links of the GPU, followed by candidates with one engine on links of
+    several bandwidths.
     """
     keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
     engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
@@ -248,8 +248,8 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Changes after which prefill and decode have different TP sizes. Empty: they do already. Otherwise there are half
-    as many prefill servers, with twice the GPUs each.
+    """Changes after which prefill and decode have different TP sizes: half as many prefill servers, with twice the GPUs
+    each. Empty: the scenario's TP sizes differ already.
     """
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:

@@ -48,15 +48,15 @@ def sweep(
     ranges: int = NUM_RANGES,
     progress: Progress | None = None,
 ) -> SweepResult:
-    """Compute the points of a sweep file that its folder does not have, and read them all.
+    """Compute those points of a sweep file that the sweep's folder lacks, and return the results of all points.
 
     Args:
         path: A sweep file (YAML); docs/sweeps.md has its fields.
-        out: The folder; None: runs/NAME. Runs that it has are not computed again.
+        out: The sweep's folder; None: runs/NAME. Runs in this folder are not computed again.
         changes: Changes of the base scenario, as "dotted.path=value".
         jobs: Number of processes of the pool; None: one for each CPU.
-        engine: pool, here (this process), ray or ray:ADDRESS.
-        ranges: Number of best points to simulate also with the fastest and the slowest times.
+        engine: Where to simulate: pool (processes), here (this process), ray or ray:ADDRESS.
+        ranges: Number of best points to simulate also with the fastest and the slowest step times of their range.
         progress: Called after each run.
 
     Raises ConfigError before the first run if file, fields or values are wrong. A point whose cluster is impossible, or
@@ -218,8 +218,8 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
 
 
 def _objective(point: PointResult, settings: SearchSettings, slo: str) -> float:
-    """The value that the search maximises: goodput, or requests per second and GPU. For the latter, a point that misses
-    the SLO is worth less than every point that meets the SLO.
+    """The value that the search maximises: goodput, or requests per second and GPU (settings.maximise). If the search
+    maximises requests, a point that misses the SLO is worth less than every point that meets the SLO.
     """
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean

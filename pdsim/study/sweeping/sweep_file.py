@@ -139,7 +139,9 @@ def _count(given: Any) -> int | None:
 
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
-    """A number in base units, and its kind of quantity. None: a plain number."""
+    """Reads a number with or without a unit. Returns the number in base units, and its kind of quantity; None: a plain
+    number.
+    """
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None
     unit = str(given).lstrip("+-0123456789._ eE") if isinstance(given, str) else ""
@@ -348,7 +350,9 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """The value of each field. A key that names several fields has a list with a value for each."""
+    """The value of each field. `values` has the value of each key of a sweep file; a key that names several fields has
+    a list with a value for each field.
+    """
     changes: Changes = {}
     for key, value in values.items():
         names = fields_of(key)

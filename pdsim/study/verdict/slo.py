@@ -90,7 +90,7 @@ class Term:
 
     @property
     def missed(self) -> str:
-        """Says that requests miss the limit, without their value."""
+        """Text that says that this term is missed, without a value: "TTFT p99 is above 2 s"."""
         if not self.is_share:
             return f"{self} is above {time_limit(self._limit_ms)}"
         requests = f" of {self.request_class}" if self.request_class else ""
@@ -270,7 +270,7 @@ class Judgement:
         raise KeyError(count)
 
     def tail_ms(self, metric: str) -> float | None:
-        """The metric in ms at the percentile that its first term in the SLO limits. None: no term limits the metric."""
+        """The metric in ms at the limited percentile, by the SLO's first term on this metric. None: no such term."""
         for term, reading in self.readings.items():
             names = [name for name, _ in term.limits_ms]
             if metric in names:
@@ -349,7 +349,7 @@ class Slo:
 
     @property
     def share(self) -> float:
-        """Largest share of the requests that a term wants within its limits."""
+        """Largest share of requests (0 to 1) that any term wants within its limits. A p99 counts as 0.99."""
         return max(term.percentile for term in self.terms) / 100
 
     def require_classes(self, requests: Sequence[RequestSpec]) -> None:
