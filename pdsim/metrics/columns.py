@@ -94,7 +94,9 @@ class StoredRecords:
         return records_in(self._folder, "levels", self._tables["levels"])
 
     def without_first(self, num_requests: int) -> "StoredRecords":
-        """The records without the requests that arrived first. Steps and transfers stay those of the whole run."""
+        """The records without the num_requests requests that arrived first. Steps and transfers stay those of the whole
+        run.
+        """
         sent = self._tables["requests"].sort_by([("arrival_ns", "ascending"), ("request_id", "ascending")])
         return StoredRecords(self._folder, {**self._tables, "requests": sent.slice(num_requests)})
 

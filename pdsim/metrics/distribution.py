@@ -127,7 +127,7 @@ def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
 
 def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:
     """The percentile of sorted values, by linear interpolation. Infinite if a value next to the percentile's position
-    is infinite.
+    is infinite. percent: from 0 to 100. count: number of values.
 
     value_at: gives the value at a position from 0.
     """

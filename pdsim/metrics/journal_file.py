@@ -120,7 +120,7 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def _checked(entry: Entry) -> Entry:
-    """Raises ValueError, LookupError or TypeError if the entry is no call of an instance."""
+    """Returns the entry. Raises ValueError, LookupError or TypeError if the entry is no call of an instance."""
     if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
         raise ValueError(f"no call of an instance: {shown(entry)}")
     if entry.call not in _CALLS or type(entry.args[-1]) is not int:

@@ -68,8 +68,8 @@ class OwnGaps:
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
         """Adds decode steps of one batch.
 
-        joined_ns: time from the last token to the first in this batch, for each request that joined. others_ns: the
-        same for all other requests.
+        joined_ns: for each request that joined with these steps, the time from its last token to its first token in
+        this batch. others_ns: this time for all other requests.
         """
         rows = self._rows[row.instance_id]
         for attempt in step.left:
@@ -101,8 +101,8 @@ class OwnGaps:
         self._gaps.pop(attempt, None)
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
-        """The values of OWN_ITL in ms for a request that has finished. 0: the request has a single token. Empty:
-        percentiles are not collected.
+        """The values of OWN_ITL in ms for a request that has finished. If the request has a single token, all values
+        are 0. Empty: percentiles are not collected.
         """
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)

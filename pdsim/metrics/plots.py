@@ -179,8 +179,8 @@ def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns],
 
 
 def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
-    """The middles in s of num_bins equal time bins from 0 to end_ns, and the mean in each bin. A value holds from its
-    time until the next value's time.
+    """The middles in s of num_bins equal time bins from 0 to end_ns, and the mean in each bin. times_ns: ascending. A
+    value holds from its time until the next value's time.
     """
     width = max(1, end_ns) / num_bins
     at = np.minimum(np.append(times_ns, end_ns), end_ns)

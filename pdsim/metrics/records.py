@@ -23,7 +23,7 @@ class RequestRecord:
     arrival_ns: int
     """Time when the client sent the request."""
     routed_ns: int | None = None
-    """Time when the router chose the instances. After a retry, this field and all fields below are those of the last
+    """Time when the router chose the instances. After a retry, this field and all later fields are those of the last
     attempt.
     """
     prefill_id: str = ""
@@ -291,7 +291,9 @@ class RunRecords:
     """Roles of the servers over time. Empty: the cluster is not elastic."""
 
     def without_first(self, num_requests: int) -> "RunRecords":
-        """The records without the requests that arrived first. Steps and transfers stay those of the whole run."""
+        """The records without the num_requests requests that arrived first. Steps and transfers stay those of the whole
+        run.
+        """
         requests = sorted(self.requests, key=lambda request: (request.arrival_ns, request.request_id))
         return replace(self, requests=requests[num_requests:])
 
@@ -315,6 +317,6 @@ class Records(Protocol):
 
 
 def judged_records(records: Records, summary: Mapping[str, Any]) -> Records:
-    """The records without the requests that the run's summary leaves out because they warm up."""
+    """The records without warm-up requests, which the run's summary leaves out, too. summary: has their number."""
     num_left_out = summary.get("pdsim", {}).get("warm_up_requests", 0)
     return records.without_first(num_left_out) if num_left_out else records

@@ -90,8 +90,8 @@ def holds_run(folder: Path) -> bool:
 def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
     """Checks that a file can be written. Raises RunFolderError if not.
 
-    A file is not replaced if the command reads it (`read`), if it belongs to a run, or if it does not begin with
-    `begins`, as the new file does.
+    Also raises RunFolderError if a file is there that must not be replaced: the command reads it (`read`), it belongs
+    to a run, or it does not begin with `begins`, as the new file will.
     """
     require_out(out, is_file=True)
     if not out.is_file():
@@ -151,11 +151,13 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "pdsim.interval_requests": ("a whole number", lambda found: type(found) is int and found > 0),
     "pdsim.interval_error": ("a number", lambda found: _is_number(found)),  # noqa: PLW0108  it is defined below
 }
-"""Types of the summary's fields that are not metrics, each with a check. Any of these fields may be missing."""
+"""For each field of the summary that is no metric: its type in words, and a function that checks a value. Any of these
+fields may be missing.
+"""
 _COUNTED = re.compile(
     r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
 )
-"""Fields that every run's summary has, each with a number."""
+"""Pattern of the fields that every run's summary has. Each has a number."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
 """Fields of SUMMARY_ROWS. A field is null if there was nothing to measure, such as the TPOT of requests with
@@ -247,12 +249,12 @@ class RunTables:
 
     @property
     def levels(self) -> Any:
-        """Table with the requests and pages of each instance from time_ns on. Empty: the run did not record levels."""
+        """Table with the requests and pages of each instance from time_ns on. Empty: the run did not record them."""
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
         """The slowest requests by a metric, grouped by the part of their time that is longest compared with other
-        requests. Full pools are found as a cause only if the run recorded levels.
+        requests. Full pools are found as a cause only if the run recorded the pages of instances over time.
         """
         from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 

@@ -85,8 +85,8 @@ def write_tables(folder: Path, records: Records) -> None:
 
 
 def _write_table(table: Any, path: Path) -> None:
-    """Writes a table to a Parquet file. Integers are stored as differences, which takes two thirds of the bytes and
-    half of the time.
+    """Writes a table to a Parquet file. Integers are stored as differences between rows, which takes two thirds of the
+    bytes and half of the time.
     """
     from pyarrow import parquet, types  # noqa: PLC0415
 

@@ -103,8 +103,8 @@ class FrontEnd:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:
-        """Forwards the first token, if decode has streamed it and prefill has answered. Then also forwards an end that
-        has waited for it.
+        """Forwards the first token, if decode has streamed it and prefill has answered. If the request's end has waited
+        for the first token, forwards the end, too.
         """
         if not passing.streamed or passing.answered_ns is not None:
             return

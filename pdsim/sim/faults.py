@@ -84,7 +84,9 @@ class Heartbeats:
         """Instances to ask at the next heartbeat. Value: number of heartbeats since the instance died or restarted."""
 
     def watch(self, instance_id: str) -> None:
-        """Asks an instance that has just died or restarted, first at the next heartbeat, which may be due now."""
+        """Asks an instance that has just died or restarted whether it lives. Asks first at the next heartbeat, which
+        may be due now.
+        """
         if instance_id not in self._watched:
             self._watched[instance_id] = 0
             now_ns = self._timeline.now_ns

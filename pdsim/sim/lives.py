@@ -21,8 +21,9 @@ class Lives:
         new_driver: Callable[[Any], Driver],
         on_levels: Callable[[Instance], None] | None,
     ) -> None:
-        """on_levels: function called when an instance is killed, with its empty replacement, to record that its queues
-        and memory are empty; None: levels are not recorded.
+        """transfers: None: KV is not sent. new_driver: makes the driver of a restarted instance. on_levels: function
+        called when an instance is killed, with its empty replacement, to record that its queues and memory are empty;
+        None: they are not recorded.
         """
         self.dead: dict[str, Any] = {}
         """New state machines, by id, that take the places of dead ones at the restart of their instances."""

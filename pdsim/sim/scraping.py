@@ -16,7 +16,7 @@ class Scraping:
         send: Callable[[m.MetricsSeen], None],
     ) -> None:
         """interval_ns: time in ns between two readings; 0: no metrics are read. levels: function that returns the
-        levels of living instances by id; None: the run has ended.
+        levels of living instances by id; None: the run has ended. send: called with the metrics of each reading.
         """
         self._timeline = timeline
         self._interval_ns = interval_ns

@@ -10,8 +10,9 @@ from pdsim.calibration.fit.rows import Floats, Measurements, Rows, is_log
 from pdsim.dataclass import dataclass
 
 _MEMORY_NS = 1e8
-"""The value of memory_ns for logs, in ns, and the value from which other fits start. A GPU that does not slow down gets
-this value, too."""
+"""Value of GpuSlowdown.memory_ns in ns for logs, and the value from which other fits start. A GPU that does not slow
+down gets this value, too.
+"""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02

@@ -30,7 +30,9 @@ def launch_ns(prefill: FittedForm) -> float | None:
 
 
 def missing_work(prefill: FittedForm, measurements: Measurements) -> Iterator[str]:
-    """Yields a note if a log shows launches, but no row of host work says what else the loop does."""
+    """Yields a note if a log shows how long launches take, but no row of kind `host` says how long the loop's other
+    work takes. prefill: the fitted forwards.
+    """
     found_ns = launch_ns(prefill)
     if found_ns is not None and not measurements.of("host"):
         yield (

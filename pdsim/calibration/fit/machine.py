@@ -16,10 +16,12 @@ from pdsim.dataclass import dataclass
 from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading")
-"""Names of the measured parts of a loop's CPU time, and of the time before the loop begins."""
+"""Names of host rows. start, launch, result, send: parts of the CPU time of a loop. loading: time until a new
+instance's loop begins.
+"""
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows to which no form is fitted. The profile has their medians, or what remains of them beyond
-fitted times.
+"""Kinds of rows to which no form is fitted. The profile has their medians, or the part of these times that fitted times
+do not explain.
 """
 
 Times = dict[str, float]
@@ -62,8 +64,8 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Fields of front_end: the serial time in ns per request and per prompt token. Also returns the time in ns of a
-    request of num_tokens tokens.
+    """Two results: the fields of front_end with the serial time in ns per request and per prompt token, and the time in
+    ns of a request of num_tokens tokens. rows: times of the front end by prompt length.
     """
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
@@ -71,8 +73,8 @@ def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
 
 
 def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
-    """The straight line through times_ns over sizes: time in ns at size 0, and time in ns per unit of size. shares: the
-    part of each time to which the line applies.
+    """A straight line through times_ns over sizes, as two numbers: time in ns at size 0, and time in ns per unit of
+    size. shares: the line explains only this share of each time.
     """
     terms = np.column_stack([np.ones_like(sizes), sizes])
     base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)
@@ -133,9 +135,8 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
-    """Host time in ns between the steps of a decode loop.
-
-    If the rows have no such time, it is the loop's period minus the fitted step, and has the errors of that fit.
+    """Host time in ns between the steps of a decode loop. If the rows lack this time, the loop's period minus the
+    fitted step stands for it, and has the errors of that fit.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
@@ -168,7 +169,9 @@ class RequestOverhead:
     notes: tuple[str, ...] = ()
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
-        """Fields of front_end in ns: the serial part of the overhead as service times, and the rest as latency."""
+        """Fields of front_end in ns: the serial part of the overhead as service times, and the rest as latency.
+        prefill: the fitted forwards.
+        """
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 

@@ -44,8 +44,9 @@ LEAST_CONTEXT_TOKENS = 1000
 shorter contexts, requests choose the same experts more often than in a real run, so that a step reads fewer experts.
 """
 SHARED_READING = 0.47
-"""Share of the time of reading a KV token that requests with the same token pay only once: the time of memory beyond
-that of the SMs, in the fit of SGLang on an H200 (experiments/sglang-h200). Measured rows have no shared KV.
+"""Requests with a common prefix share KV tokens. This share of the time of reading a KV token is paid once for all of
+them, and the rest by each request. The shared part is the time of memory beyond that of the SMs, in the fit of SGLang
+on an H200 (experiments/sglang-h200). Measured rows have no shared KV.
 """
 LEAST_NS = 1e-6
 """Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
@@ -243,7 +244,9 @@ def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[
 
 
 def _with_experts_of_a_run(rows: Rows) -> Rows:
-    """Rows of a model with experts: those decode rows whose contexts are long enough, if there are any."""
+    """For a model with experts: the decode rows with at least LEAST_CONTEXT_TOKENS per request. If no row has as many,
+    or the rows are not of decode: all rows.
+    """
     if rows.kind != "decode":
         return rows
     is_long = rows.columns["context_tokens"] >= LEAST_CONTEXT_TOKENS * rows.columns["batch"]

@@ -145,7 +145,9 @@ def flags_of(pair: tuple[Ranks, Ranks]) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of one kind. Rows of transfers, or of host work, also have one name."""
+    """All rows of one kind. name: value of the column that divides this kind of rows (Kind.name), such as the transport
+    of transfers. Empty: the kind is not divided.
+    """
 
     kind: str
     name: str

@@ -70,7 +70,9 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of an operator on one GPU, divided by its time on another."""
+    """The time of an operator on one GPU, divided by its time on another. best: median over the shapes that both GPUs
+    were timed with; low, high: smallest and largest ratio of these shapes and of the nominal rates.
+    """
 
     low: float
     best: float

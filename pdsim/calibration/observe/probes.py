@@ -171,8 +171,8 @@ def _ttft(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _prefix(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Rows of three prompts. The second differs from the first in its last quarter, the third only in its last few
-    tokens.
+    """Rows of three prompts, which show how much of a prefix the server caches. The second differs from the first in
+    its last quarter, the third only in its last few tokens.
     """
     quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
     head, middle = server.text(probe.prompt_tokens - quarter), server.text(quarter - end)
@@ -383,7 +383,7 @@ Totals = Mapping[tuple[str, str], float]
 
 
 def totals(metrics: str) -> Totals:
-    """Reads sums over all instances from Prometheus text."""
+    """Reads the totals of stages from a server's metrics (Prometheus text), summed over all its instances."""
     found: dict[tuple[str, str], float] = {}
     for name, part, labels, value in _SAMPLE.findall(metrics):
         match = _STAGE.search(labels) if name == "per_stage_req_latency" else None

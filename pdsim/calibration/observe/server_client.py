@@ -45,7 +45,9 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ServerError(Exception):
-    """Raised if the server answers with anything else than a completion."""
+    """Raised if the server answers with anything else than a completion. status: HTTP status; 0: there is none.
+    retry_after_s: time in s that the server asks to wait.
+    """
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -117,8 +119,9 @@ class ServerClient:
         self.model = model or ""
 
     def describe(self) -> dict[str, Any]:
-        """Everything that the server says about itself. Raises ServerError if no server answers, or if the server lacks
-        the model.
+        """Everything that the server says about itself: url, model, server (engine), tp, version, metrics (True: it has
+        some), and its answers as they came (served, told). Raises ServerError if no server answers, or if the server
+        lacks the model.
         """
         listed = self._json("GET", "/v1/models")
         models = [model for model in _list(listed, "data") if isinstance(model, dict) and "id" in model]

@@ -173,7 +173,7 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """End of a message that says in which folder cases are looked up, and which there are."""
+    """End of a message that names the folder in which cases are looked up, and the cases that are there."""
     if known:
         return f"{experiments}/ has {', '.join(known)}"
     return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"

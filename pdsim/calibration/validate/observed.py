@@ -55,7 +55,7 @@ def profile_changes(profile: Path) -> tuple[str, ...]:
 
 
 def of_load(served: Scenario, arm: Mapping[str, Any]) -> Scenario:
-    """The scenario with the requests, and the number of clients, of one observed run."""
+    """The scenario `served`, with the requests and the number of clients of one observed run (`arm`)."""
     lengths = tuple((one["prompt_tokens"], one["output_tokens"]) for one in arm["requests"])
     return served.model_copy(
         update={"workload": SentRequests(lengths), "client": ClosedLoop(arm["concurrency"], warm_up_requests=0)}

@@ -27,7 +27,7 @@ _RESOURCES = {
 reason, {last} that of the last.
 """
 _CLIENTS = ("aborted by the client", "shed")
-"""First words of reasons that the scenario always intends, such as a client's abort."""
+"""First words of the reasons of failures that the scenario always asks for, such as a client's abort."""
 _NEVER_FAULTS = "fit"
 """Words in the reasons of requests that are too large. Faults of instances or links do not cause such failures."""
 

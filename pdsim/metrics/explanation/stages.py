@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pdsim.metrics.records import RequestRecord
 
 Stages = dict[str, tuple[str, str, str]]
-"""Stages by the names that SGLang gives them. Each has the record fields of its begin and its end, and a description. A
-stage begins where the stage before it ends.
+"""Stages by the names that SGLang gives them. Each has three values: the fields of RequestRecord with the stage's begin
+and end, and a description. A stage begins where the stage before it ends.
 """
 
 STAGES: Stages = {
@@ -31,7 +31,7 @@ ENCODE_STAGES: Stages = {
     "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes them"),
     "embedding_transfer": ("encode_end_ns", "embeddings_ns", "their embeddings are sent"),
 }
-"""Stages in which a request's media are encoded, behind the stage of the front end. Their times are those of the
+"""Stages in which a request's media are encoded. They follow the stage of the front end. Their times are those of the
 embeddings that arrive last.
 """
 

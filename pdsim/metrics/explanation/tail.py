@@ -53,16 +53,16 @@ class TailGroup:
     share: float
     """Share of the slowest requests that belong to the group."""
     median_ms: float
-    """Median time of the group's requests in this part, in ms."""
+    """Median time in ms that the group's requests spend in `part`."""
     all_median_ms: float
-    """Median time of all requests in this part, in ms."""
+    """Median time in ms that all requests spend in `part`."""
     instances: dict[str, int]
-    """Number of the group's requests by instance, the largest first. For transfers: by pair of instances."""
+    """Number of the group's requests by instance, the largest first. If `part` is a transfer: by pair of instances."""
     first_s: float
     last_s: float
     """End in s of the shortest time window in which 90 % of the group's requests arrived. first_s is its begin."""
     window_share: float
-    """Length of the window, as a share of the time in which all requests arrived."""
+    """Length of the time window from first_s to last_s, as a share of the time in which all requests arrived."""
     load: float | None
     """Arrival rate at one instance while its queue grew, relative to the instance's mean arrival rate. The instance is
     the first of `instances`. None: all requests arrived at once.

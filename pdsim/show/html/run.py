@@ -64,7 +64,7 @@ class ReportedRun:
 
     @cached_property
     def judged(self) -> Records:
-        """The records without the requests that the summary leaves out because they warm up."""
+        """The records without warm-up requests, which the summary leaves out, too."""
         return judged_records(self.records, self.summary)
 
     @cached_property

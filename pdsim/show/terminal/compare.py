@@ -121,7 +121,9 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on measured runs whose first requests are later than in a simulation of the same requests."""
+    """Sentences on measured runs whose first requests took longer than those of a simulation of the same requests,
+    compared with later requests.
+    """
     simulated = [run for run in runs if run.summary.get("backend") == "pdsim"]
     notes = []
     for run in runs:

@@ -19,9 +19,8 @@ _SHARES = ("cache_usage", "hit_share")
 def print_page(
     observed: Mapping[str, float], told: Mapping[str, Any], simulated: Mapping[str, float] | None, notes: Sequence[str]
 ) -> None:
-    """Prints the observed numbers. If there is a simulation: also the simulated numbers and their differences.
-
-    told: fields of the server's setup. notes: sentences that follow.
+    """Prints the observed numbers. If there is a simulation: also the simulated numbers and their differences. told:
+    fields of the server's setup. notes: sentences that are printed below.
     """
     console = new_console()
     columns = ("", "observed") if simulated is None else ("", "observed", "simulated", "difference")

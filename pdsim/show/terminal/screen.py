@@ -32,7 +32,9 @@ def print_command(console: Console, text: str) -> None:
 
 
 def print_confidence(console: Console, confidence: Confidence, measure: Measurement | None) -> None:
-    """Prints the confidence and its reason. measure: the measurement that would raise it; None: there is none."""
+    """Prints the confidence and its reason. measure: the measurement that would raise the confidence; None: there is
+    none.
+    """
     print_headline(console, f"Confidence: {confidence.word}")
     print_sentence(console, confidence.reason)
     if measure is not None:

@@ -240,7 +240,9 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
-    """Prints the terms that add up to the time of one step. Terms that round to 0 are left out."""
+    """Prints the terms that add up to the time of one step. step: sizes of the step, and its terms in ms. Terms that
+    round to 0 are left out.
+    """
     total = sum(step["terms_ms"].values())
     work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
     if step["context_tokens"]:

@@ -119,7 +119,9 @@ class Parts:
     cache_copies: CacheCopies | None
     """Copies between GPU and host cache. None: the instance has no host cache."""
     on_choice: Callable[[Instance], None] | None
-    """Function to call with the instance when it chooses a step. None: levels are not recorded."""
+    """Function to call with the instance when it chooses a step, to record its queue and pages. None: they are not
+    recorded.
+    """
     single_steps: bool
     """True: each decode step is simulated alone."""
 

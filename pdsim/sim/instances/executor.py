@@ -166,11 +166,12 @@ class SpeculativeExecutor(Executor):
 
 
 class DecodeClock:
-    """Computes when an instance's decode steps end. Many steps at once end at the same nanosecond as single steps.
+    """Computes when an instance's decode steps end. Many steps that are computed at once end at the same nanosecond as
+    steps that are computed one by one. Each step adds the same number of KV tokens, so the durations of steps are an
+    arithmetic progression, and the time of n steps is quadratic in n. Fractions of a nanosecond are carried over to the
+    next step.
 
-    Each step adds the same number of KV tokens, so the durations of steps are an arithmetic progression, and the time
-    of n steps is quadratic in n. Fractions of a nanosecond are carried over to the next step. Usage: `begin` a step,
-    read its times, `finish` it.
+    Usage: `begin` a step, read its times, `finish` it.
     """
 
     __slots__ = ("_carry", "_first", "_growth")

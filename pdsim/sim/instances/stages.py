@@ -60,7 +60,9 @@ class StagedSteps:
         on_step: OnStep,
         on_result: Callable[[Result], None],
     ) -> None:
-        """free_ns: times in ns at which each stage becomes free. Prefill steps change them, too."""
+        """free_ns: times in ns at which each stage becomes free. Prefill steps change them, too. on_step, on_result:
+        called with each ended step, and with its result.
+        """
         self._timeline = timeline
         self._instance_id = instance_id
         self._order = order

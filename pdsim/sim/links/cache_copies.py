@@ -103,7 +103,9 @@ class StorageClient:
             self._begin_write()
 
     def _begin_write(self) -> None:
-        """Begins the first queued write that has pages which storage lacks. Drops writes before it."""
+        """Begins the first queued write that has pages which storage lacks. Drops earlier writes, because storage has
+        all their pages.
+        """
         while self._writes and not self._is_dead:
             command = self._writes[0]
             if num_pages := self._store.num_missing(command.sequence, command.start_tokens, self._stop(command)):
@@ -117,7 +119,9 @@ class StorageClient:
     # Reading.
 
     def _look_up(self, reading: Reading) -> None:
-        """Looks up a prompt's pages, batch by batch. Stops at the first batch with a missing page."""
+        """Looks up a prompt's pages, batch by batch, until a batch has a missing page. When the lookup ends, the queue
+        of prefetches gets the number of pages that were found.
+        """
         num_pages = reading.command.most_pages
         num_found = min(num_pages, self._num_there(reading))
         num_batches = min(num_found // BATCH_PAGES + 1, -(-num_pages // BATCH_PAGES))

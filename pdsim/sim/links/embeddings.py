@@ -54,7 +54,7 @@ class EmbeddingMoves:
 
 
 class EmbeddingReads(EmbeddingMoves):
-    """Reads of vLLM's servers from the host memory of encode instances."""
+    """Moves embeddings with vLLM: its servers read them from the host memory of encode instances."""
 
     def read(self, command: m.SendEmbeddings) -> None:
         now_ns = self._bus.timeline.now_ns

@@ -182,8 +182,9 @@ class Network:
         on_posting: Callable[[str, float], None] | None = None,
         timeout_ns: int | None = None,
     ) -> None:
-        """on_done, on_failed: called with each transfer that has ended, or that its engine has given up. on_posting: as
-        in PostingLines. timeout_ns: time in ns after which an engine gives up a transfer. None: never.
+        """on_done: called with each transfer that has ended. on_failed: called with each transfer that its engine has
+        given up. on_posting: as in PostingLines. timeout_ns: time in ns after which an engine gives up a transfer.
+        None: never.
         """
         self._timeline = timeline
         self._topology = interconnect.topology
@@ -224,8 +225,8 @@ class Network:
             self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
-        """Time in ns that the engine takes per batch. A unit counts as staged if it has a cell, or if it is the last
-        unit of a staged request, which has no pages.
+        """Time in ns that the engine takes to set up the batch of a unit. A unit counts as staged if it has a cell, or
+        if it is the last unit of a staged request, which has no pages.
         """
         is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
         staged_ns = self._transport.staged_batch_ns
@@ -391,7 +392,9 @@ class Transfers:
         self.network.start(m.StartTransfer(command.unit, None))
 
     def _on_returned(self, row: TransferRecord) -> None:
-        """Tells the decode and the prefill instance that KV has returned to prefill."""
+        """Tells the decode and the prefill instance that KV has returned to prefill. row: record of the transfer that
+        returned it.
+        """
         self._bus.recorder.on_returned(row)
         for name in (row.target, row.source):
             self._bus.send(m.Send(name, m.KvReturned(row.request_id)))

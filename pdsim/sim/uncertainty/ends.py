@@ -88,7 +88,9 @@ class Ends:
             yield
 
     def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
-        """Returns the numbers of each end of the range, for the whole load. summary: summary of the run itself."""
+        """Returns the numbers of each end of the range, for the whole load. The end with the fastest times comes first.
+        summary: summary of the run itself.
+        """
         judge = self._judge_by(summary)
         for end in self._ends:
             end.look(judge)  # all, so that those that go on do so together
@@ -119,7 +121,9 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """One end of the range. The process that made this object simulates the end when its numbers are needed."""
+    """One end of the range. The process that made this object simulates the end when its numbers are needed.
+    part_requests: number of first requests after which the judge may extrapolate; None: all requests are simulated.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,9 @@ from pdsim.scenario.building.cluster import Cluster
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
 """Relative changes of the message latency: a few microseconds, as between two runs on one host."""
 UNSTABLE = 0.02
-"""A band whose relative width is at least this number is reported as unstable."""
+"""A number is reported as unstable if its band (smallest to largest value over the repetitions) is at least this wide,
+relative to the number.
+"""
 
 
 @dataclass(frozen=True)

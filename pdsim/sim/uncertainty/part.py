@@ -30,11 +30,13 @@ class Part(NamedTuple):
 
     numbers: Numbers
     half_ns: int
-    """Time in ns in which the second half of the first requests ended. The first half is left out, because it includes
-    the start of the run."""
+    """Duration in ns of the time in which the second half of the first requests ended. The first half is left out,
+    because it includes the start of the run.
+    """
     batches: Sequence[tuple[float, float]]
-    """Mean TTFT and latency in ns of each tenth of the first requests, by arrival. Empty: a tenth has no finished
-    request."""
+    """Mean TTFT and mean latency in ns of each tenth of the first requests, in the order of arrival. Empty: a tenth has
+    no finished request.
+    """
 
     def is_like(self, whole: Numbers) -> bool:
         """True if the mean latencies of the first requests are close to those of the whole run."""
