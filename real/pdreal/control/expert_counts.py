@@ -120,8 +120,7 @@ def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:
 
 
 def _beyond_mean(loads: NDArray[np.int64]) -> float:
-    """Returns the load of the busiest rank relative to the mean load of ranks, minus 1. The busiest rank is taken anew
-    for each index of the axes before the last. Its loads and the mean loads are summed over these axes, then the sums
-    are divided. loads: [..., ranks].
+    """Returns the summed loads of the busiest ranks divided by the summed mean loads of ranks, minus 1. loads: [...,
+    ranks]. There is one busiest rank, and one mean, for each index of the axes before the last.
     """
     return float(loads.max(-1).sum() / loads.mean(-1).sum() - 1)

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 
 class Hello(NamedTuple):
-    """A rank tells the launcher that its model is loaded, and where its memory is."""
+    """A rank tells the launcher that its model is loaded. memory: addresses at which the rank receives KV (fields of
+    PeerMemory); empty if the rank receives no KV.
+    """
 
     process: str
     memory: dict[str, Any]

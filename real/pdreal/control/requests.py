@@ -38,8 +38,8 @@ class Sampling(NamedTuple):
     max_tokens: int
     """Maximum number of output tokens that the client asks for. Scheduling policies see this number."""
     stop_after_tokens: int | None = None
-    """Number of output tokens after which the output ends, from the workload. Scheduling policies do not see this
-    number. None: the workload sets no such number."""
+    """The workload's number of output tokens, after which the output ends. Scheduling policies do not see this number.
+    None: the workload does not set the number."""
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     temperature: float = 0.0
@@ -49,8 +49,8 @@ class Sampling(NamedTuple):
     seed: int = 0
     num_logprobs: int | None = None
     reference: tuple[int, ...] = ()
-    """Output token ids of the same request in a run without drafts. Each draft that the run counts as accepted is
-    replaced by the token at its place in this output. Empty: accepted drafts are the draft model's own proposals."""
+    """Output token ids of the same request in a run without drafts. In this run each draft that counts as accepted is
+    replaced by the token at its place in that output. Empty: accepted drafts are the draft model's own proposals."""
 
     @property
     def has_fixed_length(self) -> bool:

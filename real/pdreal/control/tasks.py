@@ -178,7 +178,7 @@ class ScatterCell(NamedTuple):
 
 
 class DigestSent(NamedTuple):
-    """Compute fingerprints of a request's KV, after the worker's earlier transfers."""
+    """Compute fingerprints of a request's KV, which prefill has sent, after the worker's earlier transfers."""
 
     worker: int
     pages: Sequence[int]

@@ -54,7 +54,9 @@ class Processes:
         process.close()
 
     def fork(self, target: Callable[..., None], *args: Any) -> Any:
-        """Starts and returns a process that ends with this process at the latest."""
+        """Starts a process that calls target(*args), and returns the process. The process ends with this process at the
+        latest.
+        """
         process = self._context.Process(target=target, args=args, daemon=True)
         with self._starting, _without_main(), _signals_held_back():
             process.start()

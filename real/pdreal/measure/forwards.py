@@ -37,7 +37,7 @@ from pdreal.settings.model import ModelConfig
 _PATIENCE_S = 10
 """Maximum time in s that a process has to exit after it was told to."""
 Instruction = Work | dict[str, Any] | None
-"""Instruction to a rank: a forward to compute, or the sizes of a new ModelRunner (see `_arguments`). None: exit."""
+"""Instruction to a rank: a forward to compute, or, as a dict, the sizes of a new ModelRunner. None: exit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ class Followers:
         self._folder.cleanup()
 
     def runner(self, sizes: Mapping[str, Any]) -> ModelRunner:
-        """Returns the first rank's runner. Its forwards run on all ranks. sizes: arguments of ModelRunner, with numbers
-        in place of tensors (see `_arguments`).
+        """Returns the first rank's runner. Its forwards run on all ranks. sizes: arguments of ModelRunner, but with
+        `num_verified` (tokens of a request) in place of the drafter, and `num_states` (slots) in place of the states.
         """
         self._tell(dict(sizes))
         return _LedRunner(self.model, sizes, self._tell)

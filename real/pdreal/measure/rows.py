@@ -163,13 +163,13 @@ Call = Callable[[], Any]
 
 _LEAST = 3
 _LEAST_RESTED = 5
-"""Minimum number of repeats with pauses. After a pause the host is sometimes slow to begin, too."""
+"""Minimum number of repeats if there are pauses. After a pause the host, like the GPU, is sometimes slow to begin."""
 MOST_REPEATS = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
     """Returns sorted times of repeated work: at least 3 times; then until `seconds` are over, or 50 times were taken.
-    warm_ups: number of calls before, which are not timed.
+    warm_ups: number of calls before the timed calls.
     """
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 
@@ -177,9 +177,9 @@ def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
 def repeat_each_us(
     works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Returns sorted times of similar pieces of work, done one after another. At least 5 times if there are pauses,
-    else at least 3. seconds and the largest number of times are as in repeat_us. warm_ups: number of first pieces,
-    which are not timed.
+    """Returns sorted times of similar pieces of work, done one after another: at least 3 times, or at least 5 times if
+    there are pauses; then until `seconds` are over, or 50 times were taken. warm_ups: number of first pieces, which are
+    not timed. pause_seconds: pause before each timed piece.
     """
     for _ in range(warm_ups):
         next(works)()

@@ -218,9 +218,9 @@ class PrefillMover:
             self._buffers.put(buffer)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns a fingerprint for each KV head of the KV of these tokens, and one for this rank's part of the state
-        if state_slot is not 0. pages: pages of a request. tokens: indices of tokens; token 0 is the first token of the
-        first page.
+        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
+        state if state_slot is not 0. pages: pages of a request. tokens: indices of tokens; token 0 is the first token
+        of the first page.
         """
         page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
         of_state = digest_of_state(self._states, state_slot, self._rank)
@@ -283,8 +283,8 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns a fingerprint for each KV head of the KV of these tokens, and one for this rank's part of the state
-        if state_slot is not 0. They equal the fingerprints of PrefillMover.digest if the KV is equal. tokens: indices
+        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
+        state if state_slot is not 0. PrefillMover.digest returns the same fingerprints for the same KV. tokens: indices
         of tokens; token 0 is the first token of the first page.
         """
         wait_for_engines(self._planes[0].device)

@@ -2,7 +2,7 @@
 
 The core decides which states are kept, and counts them (pdsim.core.memory.hybrid_cache). A lease has one slot for its
 request's own state, from its first use until the lease ends, and one slot for a state that the cache may take:
-a chunk or a decode step writes there, and the cache keeps the slot when the lease is checkpointed or closed.
+a chunk or a decode step writes there, and the cache keeps the slot when it takes the lease's tokens so far.
 """
 
 from typing import Any, NamedTuple

@@ -144,7 +144,9 @@ weights.
 
 
 def prefill_recurrence(states: StatePool, batch: PrefillBatch) -> Recurrence:
-    """Returns the recurrence over chunks of sequences. Each chunk continues from a state, and leaves its own."""
+    """Returns the recurrence over chunks of sequences. Each chunk continues from a state, and writes the state after
+    its last token.
+    """
     if states.is_cuda:
         return KernelPrefill(states, chunks_of(batch, states.planes[0].device))
     return DeltaPrefill(states, batch)

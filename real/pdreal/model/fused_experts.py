@@ -91,8 +91,8 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds the experts of one token by groups (DeepSeek-V3's routing, as experts.route). Writes the experts and their
-    weights, and adds the token to the experts' lists. Scores are in fp32.
+    """Finds the experts of one token as DeepSeek-V3 does: first the best groups of experts, then the best experts in
+    these groups. Writes the experts and their weights, and adds the token to the experts' lists.
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)

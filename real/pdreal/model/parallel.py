@@ -17,8 +17,9 @@ from torch import Tensor
 from pdreal.settings.model import ModelConfig, ModelError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""torch's all-gather of one tensor. The function has another name before torch 2.13."""
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""torch's all-gather and reduce-scatter of one tensor. The functions have other names before torch 2.13."""
+"""torch's reduce-scatter of one tensor. The function has another name before torch 2.13."""
 _JOIN_TIMEOUT = timedelta(minutes=5)
 
 

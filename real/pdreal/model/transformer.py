@@ -133,8 +133,9 @@ class Transformer:
         return operations.logits(hidden, self.weights.head)
 
     def choose(self, hidden: Tensor, draws: Sequence[Draw | None]) -> tuple[list[int], list[Logprobs | None]]:
-        """Chooses the next tokens by the rules of their requests, with log probabilities. All ranks choose the same
-        tokens.
+        """Returns the next token of each row, chosen by the rule of its request, and the row's log probabilities (None:
+        the request asks for none). All ranks return the same tokens. draws: rule of each row; None: the likeliest
+        token.
         """
         return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 

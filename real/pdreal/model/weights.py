@@ -232,7 +232,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights:
-    """Weights of one rank."""
+    """The weights that one rank holds of a model."""
 
     embedding: Tensor
     """Embedding rows of the whole vocabulary."""

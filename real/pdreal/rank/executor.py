@@ -259,9 +259,9 @@ class Executor:
     ) -> Outcome:
         """Returns the result of a step, for the instance, and the step's new tokens.
 
-        tokens: the ranks' tokens, one for each row of the step's batch. If the step verifies drafts: each row's drafts,
-        choices and flags, as Drafter.step returns them. logprobs: for each row, or empty if no request asks for log
-        probabilities. seeds: for each chunk, or empty if there are no drafts.
+        tokens: the ranks' tokens, one for each row of the step's batch. If the step verifies drafts, these are integers
+        that `Speculation.new_tokens` reads. logprobs: for each row, or empty if no request asks for log probabilities.
+        seeds: for each chunk, or empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):

@@ -99,7 +99,9 @@ class HostCopies:
         self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
 
     def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Begins a task on all ranks. Grants and units are held back until all ranks have done the task."""
+        """Begins a task on all ranks. Grants and units are held back until all ranks have done the task. what: the
+        work, for the message if a rank fails. on_done: called with the results of all ranks.
+        """
         self._num_awaited += 1
 
         def release(computed: list[Any]) -> None:

@@ -257,8 +257,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns each row's drafts,
-        choices and flags, as Drafter.step makes them, one row after another.
+        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns for each row, one
+        row after another: its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's
+        choice, else 0.
         """
         wait_for_engines(self.model.device)
         if self._graphs is not None:
@@ -277,8 +278,8 @@ class ModelRunner:
         return chosen
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
-        """Returns each row's drafts, the target's choices and flags, as Drafter.step makes them, one row after another.
-        seeds: pairs (place, seed) of sequences that join the batch.
+        """Returns for each row, one row after another: its drafts, the target's choices, and for each draft 1 if the
+        draft is nearly the target's choice, else 0. seeds: pairs (place, seed) of sequences that join the batch.
         """
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)

@@ -65,7 +65,7 @@ class Speculation:
         return cls(acceptance.draft_tokens, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def keep_seed(self, request_id: int, seed: Seed | None) -> None:
-        """Keeps the seed that a prefill forward made for the drafts of a sequence."""
+        """Keeps the seed that a prefill forward made for the drafts of a sequence. None: drafting begins with zeros."""
         self._states.setdefault(request_id, _State()).seed = seed
 
     def seed(self, request_id: int) -> Seed | None:

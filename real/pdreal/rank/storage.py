@@ -57,7 +57,7 @@ class Storage:
     # Order of copies.
 
     def on_copy(self, host_pages: Sequence[int]) -> None:
-        """Handles the begin of a copy to host memory."""
+        """Handles the begin of a copy to host memory. host_pages: pages to which the copy writes."""
         self._num_copies += 1
         self._drop_writes(host_pages)
 
@@ -153,7 +153,8 @@ class Storage:
         self, kind: Literal["read", "store"], ranks: Sequence[Moved], num_pages: int, num_rank_pages: int
     ) -> None:
         """Records a read or write, from the first rank's start to the last rank's end. num_pages: number of the
-        instance's pages. num_rank_pages: the sum of the numbers of pages that the ranks moved.
+        instance's pages that were read or written. A page has one part on each rank. num_rank_pages: number of these
+        parts.
         """
         if num_pages:
             start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns

@@ -15,8 +15,8 @@ _NUM_COLUMNS = 4
 
 
 class VerifyGraphs(DecodeGraphs):
-    """CUDA graphs of decode steps that verify drafts. A step returns each row's drafts, choices and flags, as
-    Drafter.step makes them, one row after another.
+    """CUDA graphs of decode steps that verify drafts. A step returns for each row, one row after another: its drafts,
+    the target's choices, and for each draft 1 if the draft is nearly the target's choice, else 0.
     """
 
     def __init__(self, drafter: Drafter, kv: PagedKv, max_running_requests: int) -> None:

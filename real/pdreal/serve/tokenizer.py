@@ -106,7 +106,7 @@ CHAT_TEMPLATE = """\
 {{- "assistant:" }}
 {%- endif %}
 """
-"""The same as Tokenizer.chat in Jinja, for clients that count a conversation's tokens."""
+"""Jinja template that writes a conversation as Tokenizer.chat does, for clients that count its tokens."""
 
 
 HUB_NAME = "pdreal/bytes"

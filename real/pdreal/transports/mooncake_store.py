@@ -18,7 +18,8 @@ _BUFFER_BYTES = 16 << 20
 """Size of the client's own buffer, which copies to and from registered memory do not use (SGLang 0.5.23, mem_cache/
 storage/mooncake_store/mooncake_store.py:31, DEFAULT_LOCAL_BUFFER_SIZE)."""
 _WARM_UPS = 20
-"""Maximum number of attempts at a client's first write, which may fail at first (same file, 721, warmup)."""
+"""Maximum number of attempts at a client's first write, which may fail at first (SGLang 0.5.23,
+mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup)."""
 _WARM_UP_S = 0.25
 """Delay in s between two attempts at a client's first write."""
 _IS_THERE = 1

@@ -121,7 +121,7 @@ class PullClient:
 
 
 class _NoSender:
-    """Takes the place of a sender whose memory could not be opened."""
+    """Takes the place of a sender whose memory could not be opened. Each copy raises TransferError with the problem."""
 
     def __init__(self, problem: str) -> None:
         self._problem = problem
