@@ -128,7 +128,7 @@ class Launcher:
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
-        """Aborts a request. Has no effect if it has ended."""
+        """Aborts a request. Has no effect if the request has ended."""
         if request_id not in self._requests:
             return
         self._tell_router(m.Cancel(request_id, reason))

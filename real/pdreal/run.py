@@ -40,7 +40,7 @@ class RealRun:
     """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
     loop, and those after a session's pause."""
     drafted: Drafted = NO_DRAFTS
-    """Drafts that decode steps accepted."""
+    """Numbers of drafts that decode steps accepted, over all requests."""
     hosts: dict[str, Any] = field(default_factory=dict)
     """Clock offsets of the other hosts, by host."""
 

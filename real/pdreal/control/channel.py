@@ -58,10 +58,10 @@ def process_of(machine: str) -> str:
 
 
 class Network(NamedTuple):
-    """Network settings of a process in a run on several hosts."""
+    """Network settings of a process in a run on several hosts: its address and the run's keys."""
 
     address: str
-    """Endpoint on which the process listens."""
+    """IP address at which the process listens for other hosts."""
     public_key: str
     secret_key: str
     """Secret key of the run. Together with `public_key` the secret key is the run's key pair. The launcher makes the
@@ -69,7 +69,7 @@ class Network(NamedTuple):
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
-        """Returns network settings with new keys. address: the launcher's endpoint."""
+        """Returns network settings with new keys. address: IP address of the launcher's host."""
         public_key, secret_key = zmq.curve_keypair()
         return cls(address, public_key.decode(), secret_key.decode())
 

@@ -94,7 +94,8 @@ class Skew(NamedTuple):
     """Load of the busiest rank relative to the mean load of ranks, minus 1, over the tokens of the whole run, with one
     busiest rank per layer. Another placement of experts could remove this part of the skew."""
     shares: tuple[float, ...]
-    """Tokens of each rank over all layers, relative to the ranks' mean."""
+    """For each rank, the number of tokens that it computed over all steps and layers, divided by the mean of
+    the ranks."""
 
 
 def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:

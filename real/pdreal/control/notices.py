@@ -28,7 +28,7 @@ class Peers(NamedTuple):
     """For each instance, the fields of a PeerMemory for each of its ranks, in the order of ranks. A rank that receives
     no KV has no fields."""
     endpoints: dict[str, str]
-    """Endpoints of the leaders, by instance."""
+    """Endpoint of each instance's leader, by instance id."""
     epoch_ns: int | None
     """Epoch of the run in ns, by the monotonic clock of the rank's host. None until all ranks are connected."""
 
@@ -108,7 +108,7 @@ class Done(NamedTuple):
 
 
 class HostUp(NamedTuple):
-    """A host's agent tells the launcher that it is running."""
+    """A host's agent tells the launcher that it is running. version: version of the agent's pdsim."""
 
     host: str
     endpoint: str

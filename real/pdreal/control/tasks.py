@@ -165,9 +165,9 @@ class SendUnit(NamedTuple):
     unit: TransferUnit
     staging_offset_bytes: int | None
     windows: Windows | None = None
-    """KV of sliding-window layers that is sent with the unit."""
+    """Pages of sliding-window layers whose KV is sent with the unit. None: no such KV is sent."""
     state: StateMove | None = None
-    """The request's state, which is sent with its last unit."""
+    """Slots of the request's linear-attention state, which is sent with its last unit. None: no state is sent."""
 
 
 class ScatterCell(NamedTuple):
@@ -200,14 +200,18 @@ class LookUpPages(NamedTuple):
 
 
 class ReadPages(NamedTuple):
-    """Read pages from storage into host memory."""
+    """Read pages from storage into host memory. hashes: names of the pages in storage. host_pages: host pages to which
+    they are read, in the same order.
+    """
 
     hashes: Sequence[str]
     host_pages: Sequence[int]
 
 
 class StorePages(NamedTuple):
-    """Write the pages of host memory that storage lacks to storage."""
+    """Write pages of host memory to storage, without those that storage has already. hashes: names of the pages in
+    storage, in the order of host_pages.
+    """
 
     hashes: Sequence[str]
     host_pages: Sequence[int]

@@ -53,7 +53,9 @@ class Store:
             await self._fork(f"drive {i}", _lend, self.master, address, drive_bytes)
 
     async def _fork(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Starts a process, and waits until it reports that it is ready."""
+        """Starts a process that calls target(*args, ready), and waits until the process sends a text through `ready`.
+        name: for messages, such as "drive 0". Raises LaunchError if the text is not empty, or does not arrive in time.
+        """
         ours, its = Pipe(duplex=False)
         process = await asyncio.to_thread(self._processes.fork, target, *args, its)
         its.close()

@@ -175,7 +175,9 @@ graphs."""
 
 
 class PrefillCase(NamedTuple):
-    """A forward of equally long prompts. num_tokens: length of each prompt."""
+    """A forward of equally long prompts. num_tokens: number of tokens to compute of each prompt. num_context_tokens:
+    number of tokens with KV before them.
+    """
 
     num_prompts: int
     num_tokens: int
@@ -205,13 +207,13 @@ class DecodeCase(NamedTuple):
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """Tokens of each sequence before the step."""
+        """Number of tokens of each sequence before the step."""
         last = self.num_context_tokens if self.num_longest_tokens is None else self.num_longest_tokens
         return (*(self.num_context_tokens,) * (self.batch_size - 1), last)
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of the longest sequence after the step."""
+        """Number of tokens of the longest sequence after the step."""
         return max(self.contexts) + 1
 
 

@@ -22,7 +22,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import CatalogError
 
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
-"""Kinds that can be measured with several ranks."""
+"""Kinds of rows that can be measured with several ranks per instance."""
 _RANKS = 2
 """Number of ranks in a run: one for prefill, one for decode. Forwards and copies are measured with the CPU threads that
 a rank of a run gets."""

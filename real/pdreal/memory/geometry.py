@@ -236,5 +236,5 @@ def _slices(
 
 
 def slots_of(pages: Sequence[int] | Integers, page_size: int) -> Integers:
-    """Returns the slots of all tokens of the pages, in order."""
+    """Returns the slots of all tokens of the pages, in order. A slot is the place of one token in a plane."""
     return (np.asarray(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)

@@ -63,7 +63,9 @@ class PagedKv:
         """All planes of each layer as one tensor."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU."""
+        """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU. A slot is the place of one
+        token in a plane.
+        """
         positions = torch.arange(start, stop, dtype=torch.int32)
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
         return pages[positions // self.page_size] * self.page_size + positions % self.page_size
@@ -193,7 +195,9 @@ class HostKv:
             _pin(self.memory)
 
     def copy(self, command: WriteBackup | LoadBack) -> None:
-        """Carries out a copy command, and returns when the copy is done."""
+        """Copies pages to host memory (WriteBackup) or from host memory (LoadBack), and returns when the copy
+        is done.
+        """
         if isinstance(command, WriteBackup):
             self._write(command.pages, command.host_pages)
         else:

@@ -45,6 +45,6 @@ class StorageThreads:
 
 
 def wait_for(user: "Future[Any] | None") -> None:
-    """Waits until a write to storage has ended, whether it failed or not."""
+    """Waits until a write to storage has ended, whether it failed or not. None: there is no write to wait for."""
     if user is not None:
         wait([user])

@@ -49,7 +49,7 @@ def quantise(matrix: Tensor) -> BlockScaled:
 
 
 def widen(matrix: BlockScaled, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Returns the matrix [outputs, inputs] in a wide type."""
+    """Returns the matrix [outputs, inputs] in `dtype`, with the scales applied."""
     rows, columns = matrix.values.shape
     scales = matrix.scales.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
     return (matrix.values.float() * scales).to(dtype)

@@ -27,7 +27,7 @@ _L2_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaWeights:
-    """Weights of one layer, for the heads of a rank."""
+    """Weights of one linear-attention layer (gated delta net), for the heads of a rank."""
 
     into: Tensor
     """Projections of the hidden state [outputs, hidden]: queries, keys, values, gates, betas, decays."""
@@ -54,11 +54,11 @@ class Inputs(NamedTuple):
     """Inputs of the recurrence in fp32, for each token and value head."""
 
     query: Tensor
-    """[tokens, heads, key_dim], of length 1 / sqrt(key_dim)."""
+    """Queries, [tokens, heads, key_dim], each of length 1 / sqrt(key_dim)."""
     key: Tensor
-    """[tokens, heads, key_dim], of length 1."""
+    """Keys, [tokens, heads, key_dim], each of length 1."""
     value: Tensor
-    """[tokens, heads, value_dim]."""
+    """Values, [tokens, heads, value_dim]."""
     decay: Tensor
     """Logarithm of the factor on the state, [tokens, heads]."""
     beta: Tensor
@@ -153,7 +153,7 @@ def prefill_recurrence(states: StatePool, batch: PrefillBatch) -> Recurrence:
 
 
 class KernelPrefill:
-    """The recurrence over chunks, as kernels compute it."""
+    """The recurrence over the chunks of a prefill forward, computed by GPU kernels."""
 
     def __init__(self, states: StatePool, chunks: "Chunks") -> None:
         self._states = states
@@ -167,7 +167,7 @@ class KernelPrefill:
 
 
 class DeltaPrefill:
-    """The recurrence over chunks, as torch computes it."""
+    """The recurrence over the chunks of a prefill forward, computed by torch."""
 
     def __init__(self, states: StatePool, batch: PrefillBatch) -> None:
         self._states = states

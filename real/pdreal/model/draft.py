@@ -43,8 +43,8 @@ class DraftHead:
 
 
 def draft_config(target: ModelConfig) -> ModelConfig:
-    """Returns the shape of a head: one layer without experts and windows, whose MLP is as large as the part of the
-    target's last layer that a token uses (pdsim.system.draft.eagle_head).
+    """Returns the shape of a draft head: one layer without experts and windows. Its MLP is as large as the MLP of the
+    target's last layer, or as those experts of this layer that one token uses (pdsim.system.draft.eagle_head).
     """
     inner, experts, routing = target.llama.intermediate_size, target.experts, target.llama.routing
     if experts is not None:

@@ -28,7 +28,7 @@ first tell each other how many tokens they will send, and send a token only to r
 
 
 class Tokens(Protocol):
-    """The tokens that a rank has outside of attention."""
+    """The tokens that a rank has outside of attention (all of a forward, or a share), and how ranks exchange them."""
 
     def own(self, x: Tensor) -> Tensor:
         """Returns this rank's rows of x, [all tokens, hidden]."""

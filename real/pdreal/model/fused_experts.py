@@ -375,7 +375,7 @@ def _tile(size: int, most: int) -> int:
 
 
 class _Lists(NamedTuple):
-    """The tokens of each of a rank's experts."""
+    """The experts that each token chose, and for each of a rank's experts the list of its tokens."""
 
     shares: Tensor
     """Weights of each token's experts, [tokens, active] in fp32."""
@@ -384,7 +384,7 @@ class _Lists(NamedTuple):
     lists: Tensor
     """For each expert with a list: the row numbers of its tokens, [own experts, tokens]."""
     lengths: Tensor
-    """Number of rows in each list."""
+    """Number of rows in each list, [own experts]."""
 
     @classmethod
     def empty(cls, x: Tensor, num_active: int, num_lists: int) -> "_Lists":

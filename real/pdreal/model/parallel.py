@@ -132,7 +132,7 @@ class TensorParallel:
         return rows
 
     def whole_vocabulary(self, logits: Tensor) -> Tensor:
-        """Returns [rows, vocabulary], joined from all ranks' parts."""
+        """Returns logits [rows, vocabulary], joined from all ranks' parts of the vocabulary."""
         if self.size == 1:
             return logits
         everyone = logits.new_empty(self.size * len(logits), logits.shape[1])

@@ -76,5 +76,5 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """Returns the number shifted to the right, with zeros from the left."""
+    """Returns each number shifted to the right by `bits`, with zeros from the left."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -202,7 +202,7 @@ class Transformer:
         return attend.latent(index, query, self._rotate(latent[:, None], positions), weights.heads)
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Rotates the last dimensions of each head, and leaves the first ones."""
+        """Applies RoPE to the last dimensions of each head. The first dimensions keep their values."""
         num_plain = heads.shape[-1] - self._angles.shape[1]
         rotated = heads[..., num_plain:]
         rotated = operations.norm_rotate_(rotated, heads.shape[1], None, self._eps, self._angles, positions)

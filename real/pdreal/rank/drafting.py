@@ -107,7 +107,7 @@ class Drafter:
         return torch.cat((drafts, chosen, is_near), dim=1)
 
     def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
-        """Returns the drafts of each row, [rows, V - 1]."""
+        """Returns the drafts of each row, [rows, V - 1]. V: number of tokens of a row that a step verifies."""
         proposal, hidden = self._proposals.index_select(0, rows.slots), self._hidden.index_select(0, rows.slots)
         drafts: list[Tensor] = []
         for i in range(self.num_verified - 1):
@@ -122,8 +122,9 @@ class Drafter:
     def _extend(
         self, rows: VerifyRows, inputs: Tensor, chosen: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
     ) -> None:
-        """Computes the head over all verified positions, and keeps the draft state of each row's last accepted
-        token.
+        """Computes the draft head over all verified positions, and keeps the draft state of each row's last accepted
+        token. inputs: verified tokens, [rows, V]. chosen: the target's choices, [rows, V]. hidden: the target's hidden
+        states, [rows * V, hidden]. positions: [rows * V].
         """
         counted = torch.arange(self.num_verified, device=inputs.device)
         is_accepted = counted < rows.num_accepted[:, None] - 1

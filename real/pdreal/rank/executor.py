@@ -201,7 +201,7 @@ class Executor:
         return None if self._speculation is None else self._speculation.seed(request_id)
 
     def drafted(self, request_id: int) -> Drafted:
-        """Returns the drafts of a request that were accepted."""
+        """Returns how many drafts of a request were accepted, and how many of these the target model chose, too."""
         return NO_DRAFTS if self._speculation is None else self._speculation.drafted(request_id)
 
     def last_token(self, request_id: int) -> int:

@@ -91,7 +91,7 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class _StepInputs(NamedTuple):
-    """Views of one array of int32, on the host and on the device."""
+    """Inputs of a decode step. They are views of one array of int32, which exists on the host and on the device."""
 
     columns: Tensor
     """Inputs of each sequence, [columns, largest batch]: its last token, the number of KV tokens before that token, and
@@ -254,8 +254,8 @@ class _ChunkInputs:
         self._device = torch.zeros_like(self._host, device=device)
 
     def _num_chunks(self, size: int) -> int:
-        """Maximum number of chunks in a graph of `size` tokens: each sequence may have two that are not full, before
-        and after a state that is kept.
+        """Maximum number of chunks in a graph of `size` tokens. A sequence whose state is kept within its tokens may
+        have two chunks that are not full: one before this state, and its last.
         """
         return size // self._chunk_tokens + 2 * (_MOST_WITH_STATES + 1)
 

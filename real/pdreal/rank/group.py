@@ -44,7 +44,7 @@ class ComputedTokens(NamedTuple):
     end_ns: int
     expert_counts: ExpertCounts | None = None
     logprobs: Sequence[Logprobs | None] = ()
-    """Log probabilities of each token; empty if the request asks for none."""
+    """Log probabilities of each token; empty if no request asks for them."""
     seeds: Sequence[Seed] = ()
     """Seeds of the drafts of each chunk; empty if there are no drafts."""
 

@@ -63,7 +63,9 @@ class KvTransfers:
         """First tokens of prompts that are computed but not yet sent."""
 
     def tell(self, agent_id: str, message: Any) -> None:
-        """Gives the sender or receiver a message, and carries out its commands at once."""
+        """Gives the sender or receiver a message, and carries out its commands at once. agent_id: name of the sender or
+        receiver.
+        """
         self._carry_out(self._agents[agent_id].on_message(message, self._timeline.now_ns))
 
     def grant(self, granted: m.KvGranted, state_slot: int) -> None:
@@ -152,7 +154,9 @@ class KvTransfers:
     # Decode.
 
     def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
-        """Keeps the data that came with a request's last KV."""
+        """Keeps the data that came with a request's last KV. facts: the data, as prefill's `arrival_facts` returns
+        them.
+        """
         seed = None if facts["seed"] is None else Seed(*facts["seed"])
         first = facts["token"], facts["num_cached_tokens"], facts["logprobs"]
         self._executor.add_first_token(request_id, *first, seed)

@@ -162,7 +162,9 @@ class Leader:
         self._outbox.send(LAUNCHER, notices.Streamed([list(new) for new in new_tokens]))
 
     def _settle(self, until_ns: int) -> None:
-        """Answers when the instance holds nothing of any request, or when the time is up."""
+        """Sends Settled to the launcher when the instance holds nothing of any request, or when the time until_ns has
+        come.
+        """
         try:
             check_all_idle(self._machines)
             leak = "requests are under way" if self._steps.num_in_flight else ""

@@ -35,7 +35,7 @@ class RankResources:
     runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """Stream of the GPU on which the model was loaded and its graphs were captured."""
+    """Stream of the GPU on which the model was loaded and its graphs were captured. None: the rank runs on a CPU."""
     end_tokens: tuple[int, ...]
     mover: PrefillMover | DecodeMover | None = None
     num_workers: int = 0

@@ -29,7 +29,7 @@ class _State:
 
 @dataclass(frozen=True)
 class Lacking:
-    """The state of a sequence before a step that verifies drafts."""
+    """Data of a sequence by which the leader begins a step that verifies drafts."""
 
     request_id: int
     num_output_tokens: int
@@ -122,7 +122,9 @@ class Speculation:
         return made
 
     def drafted(self, request_id: int) -> Drafted:
-        """Returns the drafts of a request that its steps have accepted."""
+        """Returns how many drafts of a request were accepted so far, and how many of these the target model
+        chose, too.
+        """
         state = self._states.get(request_id)
         return NO_DRAFTS if state is None else state.drafted
 

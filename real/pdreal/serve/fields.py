@@ -69,7 +69,7 @@ class Fields:
         return value
 
     def check_between(self, name: str, low: float, high: float) -> None:
-        """Refuses a number that is outside the range."""
+        """Raises RefusedError if the field is no number, or outside low to high. A missing field is accepted."""
         value = self._typed(name, int | float, "a number", low)
         if not low <= value <= high:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
@@ -87,7 +87,9 @@ class Fields:
         return tuple(filter(None, texts))
 
     def tokens(self, name: str, vocab_size: int) -> list[int]:
-        """Returns token ids. Empty: the field is missing."""
+        """Returns the token ids in a field. Empty: the field is missing. Raises RefusedError if the field is no list of
+        ids below vocab_size.
+        """
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
         if wrong := [token for token in tokens if type(token) is not int]:
             raise self.refused(name, f"must be a list of token ids; it has {_kind(wrong[0])}")

@@ -40,7 +40,9 @@ class Gauge(NamedTuple):
 
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
-    """Returns the gauges of each instance that reported its levels."""
+    """Returns the gauges of each instance that reported its levels. page_size: number of tokens per page, because
+    SGLang's gauges count KV in tokens.
+    """
     for instance_id, levels in load.items():
         role = instance_id.rpartition("-")[0]
         pages = levels.num_used_pages, levels.num_evictable_pages, levels.num_free_pages
@@ -61,7 +63,7 @@ _BETWEEN_TOKENS_S = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-"""Upper bounds of the histogram's buckets in s, as in SGLang 0.5.23."""
+"""Upper bounds in s of the buckets for times between tokens, as in SGLang 0.5.23."""
 
 
 class Histogram:

@@ -61,7 +61,7 @@ class MooncakeStore:
         return _num_first([code == _IS_THERE for code in found])
 
     def missing(self, names: Sequence[str]) -> list[int]:
-        """Returns the places in the list of all objects that the store lacks."""
+        """Returns the indices in `names` of all objects that the store lacks."""
         return [i for i, code in enumerate(self._store.batch_is_exist(list(names))) if code != _IS_THERE]
 
     def read(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The transfer engines by their names."""
+"""Opens transfer engines by their names."""
 
 import torch
 

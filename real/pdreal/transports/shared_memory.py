@@ -71,7 +71,9 @@ class SharedMemoryTransport:
 
 
 class _Peer:
-    """A process whose memory is mapped here."""
+    """A process whose memory is mapped here. regions: for each region, its address in the process, its size in bytes,
+    and its file descriptor in the process.
+    """
 
     def __init__(self, pid: int, regions: list[tuple[int, int, int]]) -> None:
         self.process = PeerProcess(pid)

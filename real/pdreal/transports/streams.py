@@ -36,7 +36,7 @@ def synchronize_engines(device: torch.device) -> None:
 
 
 def to_host(computed: torch.Tensor) -> torch.Tensor:
-    """Copies results of the current stream to the host, after their computation."""
+    """Returns the results in host memory, after the current stream has computed them."""
     if not computed.is_cuda:
         return computed
     host, done = begin_to_host(computed)
