@@ -178,8 +178,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return self._on_decoded(result.ended)
 
     def _on_mixed_done(self, step: m.MixedStep, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Handles the results of a step with prompts and running requests. SGLang rebuilds the batch in the forward's
-        order, so finished prompts come before running requests (managers/scheduler.py, 0.5.23, :3959).
+        """Handles a step with prompts and running requests. outputs: tokens of ended requests, by id. Finished prompts
+        come before running requests, as in SGLang's forward (managers/scheduler.py, 0.5.23, :3959).
         """
         self._ratio.on_mixed_step()
         running = [request.request_id for request in self.batch.requests()]

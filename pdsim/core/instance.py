@@ -94,8 +94,8 @@ class Levels(NamedTuple):
     num_ready: int = 0
     """Number of decode requests whose KV is complete, and that wait for a place in the batch."""
     num_running: int = 0
-    """Number of running requests. Prefill: partly computed prompts. Decode: requests in the batch. Aggregated: the sum.
-    """
+    """Number of running requests. Prefill: partly computed prompts. Decode: requests in the batch. Aggregated: both
+    kinds."""
     num_retracted: int = 0
     """Number of requests that lost their pages and wait for new pages."""
     blocked_by: str = ""

@@ -64,8 +64,8 @@ def check_idle(instance: AnyInstance) -> None:
 
 
 def check_all_idle(machines: Iterable[Any]) -> None:
-    """Checks that a whole cluster holds nothing after its last request: instances, agents and the router. Raises
-    InvariantError.
+    """Checks that all state machines of a cluster hold nothing after the last request: instances, senders and receivers
+    of KV and of embeddings, and the router. Raises InvariantError.
     """
     for machine in machines:
         if isinstance(machine, AnyInstance):

@@ -862,7 +862,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of a decode step that verified draft tokens. `ended` is as in StepResult."""
+    """Result of a decode step that verified draft tokens. `ended` has (request_id, all output tokens) for each request
+    that ended.
+    """
 
     num_tokens: tuple[int, ...]
     """Number of tokens that the step gave to each request, at least 1, in batch order."""

@@ -6,9 +6,9 @@ from pdsim.core.decode.running_batch import RETRACT_STEPS, RunningRequest
 from pdsim.core.fixed_outputs import INITIAL_RATIO
 
 LEAST_FACTOR = 0.14
-"""Minimum of the ratio, divided by the initial ratio (SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)."""
+"""Minimum of new_token_ratio, divided by its initial value (SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)."""
 DECAY_STEPS = 600
-"""Number of steps in which the ratio falls from its initial value to the minimum
+"""Number of steps in which new_token_ratio falls from its initial value to the minimum
 (SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)."""
 
 

@@ -410,7 +410,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         return 0
 
     def _update(self, request: RequestT) -> None:
-        """Does nothing: each step updates all lengths."""
+        """Does nothing: each step updates the lengths of all requests."""
 
 
 def running_batch(cache: KvCache, drafts: Drafts | None, wave_requests: float | None) -> RunningBatch[RequestT]:

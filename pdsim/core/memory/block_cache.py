@@ -62,7 +62,9 @@ class BlockCache(RadixCache):
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 
     def _replace(self, node: Node) -> int:
-        """Frees a node's pages, and gives the node the copies of its first twin. Returns the number of freed pages."""
+        """Frees a node's pages, and gives the node the copies of the first lease in `twins`. Returns the number of
+        freed pages.
+        """
         if self._pool is not None:
             self._pool.free(node.pages)
         (_, node.pages), *node.twins = node.twins

@@ -51,8 +51,8 @@ class HostCache:
         least_tokens: int = LEAST_TOKENS,
         stores: bool = False,
     ) -> None:
-        """prefix_cache: the GPU's prefix cache. stores: True: pages that are written to host memory are also written to
-        storage.
+        """prefix_cache: the GPU's prefix cache. least_tokens: minimum number of tokens to load for a prompt. stores:
+        True: pages that are written to host memory are also written to storage.
         """
         self.pool = pool
         self.tree = RadixCache(pool, prefix_cache.page_size, eviction, has_drafts=prefix_cache.has_drafts)
@@ -105,7 +105,7 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Number of host pages that a prompt can load after its first num_shared pages, up to its first max_tokens
-        tokens. 0 if these pages have fewer than LEAST_TOKENS tokens.
+        tokens. 0 if these pages have fewer tokens than least_tokens.
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)

@@ -201,8 +201,8 @@ class KvCache:
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
-        """Returns the states that a computed chunk has left: for each, the number of tokens after which it holds, and
-        its pages.
+        """Returns the states that a computed chunk has left. For each: (number of the prompt's first tokens whose state
+        it is, its pages).
         """
         return []
 

@@ -25,7 +25,7 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class BlockStore:
-    """A store of blocks that is under way."""
+    """A copy of blocks to host memory that is under way: the blocks' keys, and their pages in host memory."""
 
     keys: tuple[int, ...]
     host_pages: tuple[int, ...]

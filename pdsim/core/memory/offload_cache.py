@@ -76,8 +76,8 @@ class OffloadCache:
         and the given states. Copies only what host memory lacks, and nothing if host memory has no room for all of
         that. The call counts as a use of the pages.
 
-        table: the request's GPU pages. states: for each state, the number of tokens after which it holds, and its GPU
-        pages.
+        table: the request's GPU pages. states: for each state, (number of the prompt's first tokens whose state it is,
+        its GPU pages).
         """
         stop = num_tokens - num_tokens % self._page_size
         end, _ = self.tree.lock_path(prompt, stop)

@@ -96,7 +96,7 @@ class PrefetchQueue:
             self._end(self._lookups.popleft())
 
     def _read_on(self) -> None:
-        """Begins the next read. Ends the prefetches before it that are stopped, or whose found pages are all read or
+        """Begins the next read. Ends queued prefetches before it that are stopped, or whose found pages are all read or
         lost.
         """
         while self._reads:

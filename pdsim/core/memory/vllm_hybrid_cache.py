@@ -67,8 +67,9 @@ class VllmHybridCache(KvCache):
         offload: OffloadCache | None = None,
         chunks: ChunkCache | None = None,
     ) -> None:
-        """pages_per_state: number of pages of one state. computes: False on decode: a prompt's state arrives with its
-        KV, no state is cached, and a cached prefix continues from any page (kv_cache_manager.py:330).
+        """pages_per_state: number of pages of one state. computes: True: the instance computes prompts. False: it
+        decodes; a prompt's state arrives with its KV, no state is cached, and a cached prefix continues from any page
+        (kv_cache_manager.py:330).
         """
         super().__init__(pool, page_size, prefix_cache, offload=offload, chunks=chunks)
         self.pages_per_state = pages_per_state
@@ -220,8 +221,9 @@ class VllmHybridCache(KvCache):
             lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
-        """Gives running requests pages. A step that begins a new block reads the old state and writes a new one, so
-        other requests cannot use the pages of the old states until the next step.
+        """Allocates num_pages pages, and gives them to running requests in turn. A step that begins a new block reads
+        the old state and writes a new one, so other requests cannot use the pages of the old states until the next
+        step.
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)

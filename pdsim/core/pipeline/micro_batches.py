@@ -102,7 +102,9 @@ class MicroBatches(Generic[RequestT]):
         self.turn = (self.turn + 1) % len(self.batches)
 
     def begin(self, step: Step) -> Step:
-        """Begins a step of the micro-batch whose turn it is. Returns the step with all its running requests."""
+        """Begins a step of the micro-batch whose turn it is. Returns the step with the ids of all running requests of
+        the micro-batch in `joined`.
+        """
         batch = self.batches[self.turn]
         self._under_way.append(self.turn)
         self.skip()

@@ -361,8 +361,8 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        """Gives a request up. Its computed pages stay cached. Slot and pages stay held until forward and transfer
-        end.
+        """Stops serving a request, and returns messages that stop its transfer. Its computed pages stay cached. It
+        holds its slot and pages until forward and transfer end.
         """
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
@@ -376,8 +376,8 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Gives up a request that decode has not granted pages. Does nothing if the request is not optimistic: it waits
-        for its grant before it is computed.
+        """Stops serving an optimistic request that decode has not granted pages. Does nothing for other requests,
+        because they wait for their grant before they are computed.
         """
         return self._give_up(request.request_id) if request.is_optimistic else []
 

@@ -41,8 +41,8 @@ class KvGiver:
         self._wire = wire
 
     def offer(self, request_id: int, prefill_id: str, sequence: TokenSequence, num_tokens: int) -> Command:
-        """Locks the cached KV of a request that has just ended, and returns a message that offers this KV to
-        prefill.
+        """Locks cached KV of a request that has just ended, and returns a message that offers this KV to prefill: the
+        KV of the first num_tokens tokens of `sequence`, as far as it is cached.
         """
         lease = self._cache.open(sequence, num_tokens)
         num_tokens = lease.num_shared * self._cache.page_size

@@ -44,8 +44,8 @@ class Sender:
     def __init__(
         self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
     ) -> None:
-        """by_request: how units are divided among num_queues queues. True: all units of one request go through the same
-        queue. False: all units for one decode instance do. staged: True: units may need spans of a staging ring.
+        """by_request: True: all units of one request go through one of the num_queues queues. False: all units for one
+        decode instance do. staged: True: units may need spans of a staging ring.
         """
         self.instance_id = sender_of(prefill_id)
         self._prefill_id = prefill_id

@@ -111,7 +111,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def num_ready(self) -> int:
-        """Number of prompts that wait for no load from host memory, and could therefore begin now."""
+        """Number of unbegun prompts that wait for no load from host memory, and could therefore begin now."""
         return len(self._waiting) + len(self._loaded)
 
     @property
