@@ -80,7 +80,7 @@ QUANTITIES = {
         for part, factor in (("sum", 1e3), ("count", 1.0))
     },
 }  # fmt: skip
-"""The quantities that pages have. Sums of times are in ms."""
+"""The quantities that are read from pages of metrics, by pdsim's names. Sums of times are in ms."""
 COUNTERS = (
     "requests", "prompt_tokens", "output_tokens", "hit_tokens", "queried_tokens", "preemptions",
     *(f"{time}_{part}" for time in ("ttft", "tpot", "itl", "e2e_latency") for part in ("sum", "count")),
@@ -191,7 +191,9 @@ _OF_LOADS = {
     "waiting": ("num_waiting_reqs", "num_queue_reqs"),
     "cache_usage": ("token_usage",),
 }
-"""Fields of a load report, by quantity. Over several ranks, the sum or the mean is taken as for pages of metrics."""
+"""Names under which SGLang's server info reports the load of its ranks, by quantity of QUANTITIES. Values of several
+ranks become their mean or their sum, as is_mean says.
+"""
 _TOLD = (
     "model_path", "model", "served_model_name", "version", "tp_size", "dp_size", "pp_size", "ep_size",
     "tensor_parallel_size", "max_running_requests", "chunked_prefill_size", "mem_fraction_static", "kv_cache_dtype",

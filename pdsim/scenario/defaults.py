@@ -26,8 +26,8 @@ config/cache.py).
 VLLM_VICTIMS = {"use": "lowest_priority_first", "last_arrived": True}
 """Preemption policy that vLLM uses with priority scheduling (0.33.0, Scheduler.schedule)."""
 PREEMPTION_THRESHOLD = 10
-"""SGLang's default of --priority-scheduling-preemption-threshold: a request may preempt a running one if their
-priorities differ by more than this number.
+"""SGLang's default of --priority-scheduling-preemption-threshold: a request may preempt a running request whose
+priority is lower by more than this number.
 """
 
 

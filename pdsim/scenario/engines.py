@@ -147,8 +147,8 @@ def _wrong_tiers_for_vllm(scenario: "Scenario") -> str:
 
 
 def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") -> str:
-    """Names a setting that vLLM's storage lacks, or that pdsim does not model beside it. Empty: there is none. pdsim
-    models one storage of vLLM: LMCache's remote store, read in the background (enable_async_loading).
+    """Names a setting that vLLM's storage lacks, or that pdsim does not model with this storage. Empty: there is none.
+    The only storage of vLLM in pdsim is LMCache's remote store, read in the background (enable_async_loading).
     """
     for name in ("prefetch", "prefetch_threshold"):
         if getattr(storage, name) != type(storage).model_fields[name].default:

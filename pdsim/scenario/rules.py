@@ -24,8 +24,8 @@ NOT_MODELLED = {
     ),
     "prefill.hisparse": "decode alone has it, because prefill sends KV to host memory of decode; say decode.hisparse",
 }
-"""Fields that users may set on a role which lacks them although another role has them, such as decode.cp. Each has the
-reason that the error message gives.
+"""Fields that one role lacks and another role has, such as decode.cp. Each comes with the reason that the error message
+gives to a user who sets the field.
 """
 
 

@@ -243,7 +243,7 @@ class Scenario(Section):
 
     @property
     def engine_rules(self) -> EngineRules:
-        """Rules of the scheduler, of the engine's release that the instances follow."""
+        """Rules of the scheduler in the engine's release that the instances follow."""
         releases = RELEASES[self.engine]
         return releases[self.engine_version or next(iter(releases))]
 

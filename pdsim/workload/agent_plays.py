@@ -138,7 +138,7 @@ class Session:
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
         """Returns, for each agent that has later calls, the index into `calls` of the last call before them. places:
-        indices of all calls, ordered by start. goes_on: those of `places` at the end that are the later calls.
+        indices of all calls, ordered by start. goes_on: the indices of the later calls, which are the last of `places`.
         """
         agents = {self.calls[place].agent for place in goes_on}
         return list(

@@ -68,7 +68,7 @@ def classes_of(requests: Iterable[RequestSpec]) -> dict[int, str]:
 
 
 class Workload(Protocol):
-    """A dataclass that yields the requests of a scenario. The scenario gives its name and settings."""
+    """A dataclass that yields the requests of a scenario. The scenario names the class and gives its settings."""
 
     def requests(self, rng: "Streams") -> Sequence[RequestSpec]: ...
 

@@ -278,8 +278,9 @@ def _first_line(file: IO[str]) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """True if the line is a complete JSON object, so that the file may be JSON lines. A truncated line counts as
-    complete.
+    """True if a file's first line is a record of JSON lines: an object that does not itself hold a list of records. A
+    line that was cut at LONGEST_LINE characters counts as such a record, and so does a wrong line that ends with a
+    brace.
     """
     if not line.startswith("{"):
         return False

@@ -52,8 +52,9 @@ class RowTrace(TimedTrace):
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None
     """Meaning of prompt lengths in later turns of a session, if no ids identify their prompts. true: length of the new
-    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than all turns before it,
-    with a warning."""
+    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than all turns before it
+    together, with a warning.
+    """
 
     unit: ClassVar[str] = ""
     """Unit of this format's times if the field name does not tell it."""
@@ -92,10 +93,8 @@ _FORMATS = ("ContextTokens", "Request tokens")
 
 
 def rows_of(path: Path) -> Iterator[Line]:
-    """Yields rows with the field names of trace_fields. A session yields one row per turn.
-
-    Dynamo's request traces also have other events, which are left out. They list requests by end time, so rows are
-    sorted.
+    """Yields rows with the field names of trace_fields. A session yields one row per turn. The rows of Dynamo's request
+    traces are sorted, because these traces list requests by end time; their other events are left out.
     """
     lines = (line for line in records(path) if line.get("event_type") in (None, _DYNAMO_REQUEST))
     first = next(lines, None)
@@ -281,7 +280,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns the prompt of a later turn. If no ids identify the prompt, it continues the turn `before`."""
+        """Returns the prompt of a later turn. If no ids identify `prompt`, the result continues the turn `before`."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -420,8 +419,8 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
 
 
 def _date_ns(line: Line, name: str, text: str) -> int:
-    """Returns the time in ns of a date, in UTC if it has no zone. datetime would cut the seven digits of Azure's
-    seconds.
+    """Returns the time in ns of a date, in UTC if it has no zone. Fractions of a second are not left to datetime, which
+    keeps six digits: Azure's traces have seven.
     """
     head, point, rest = text.strip().partition(".")
     digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]

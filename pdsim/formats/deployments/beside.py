@@ -17,8 +17,8 @@ def is_beside(path: Path) -> bool:
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """The fields `workload` and `client` that follow from a file, and a text with assumptions. Raises ConfigError if
-    the file has no load.
+    """The fields `workload` and `client` that follow from a file, and a text with assumptions (empty: none). Raises
+    ConfigError if the file has no load.
     """
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary

@@ -90,7 +90,7 @@ def encode_section(
 
 def taken(servers: Sequence[Read]) -> dict[str, Any]:
     """Removes the fields that options of encode instances set (encode_urls, encode_transport, encode_cache) from all
-    servers. Returns these fields; of several servers with one field, the last counts.
+    servers. Returns these fields; if several servers set the same field, the last one counts.
     """
     found: dict[str, Any] = {}
     for read in servers:

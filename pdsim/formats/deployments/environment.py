@@ -22,7 +22,8 @@ first, and the others do not change times.
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is not.
-    network: settings of the network that options have set; variables choose only among transports of the same engine.
+    network: settings of the network that options have set; variables choose only among the links of the same transfer
+    engine.
     """
     found: dict[str, Any] = {}
     backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
@@ -61,9 +62,9 @@ def of_host_memory(
 ) -> dict[str, Any]:
     """Fields of vLLM's servers that keep KV in host memory. Empty: they keep none.
 
-    given: settings read from options; those of host memory are taken out. per_gpu: factor from the host memory that
-    options and variables give for one engine to that of one GPU. aside: notes on settings that pdsim does not model are
-    added here. common: fields of storage behind host memory are added here.
+    given: settings read from options; those of host memory are taken out. per_gpu: share of one GPU in an engine's host
+    memory, by which the given sizes are multiplied. aside: notes on settings that pdsim does not model are added here.
+    common: fields of storage behind host memory are added here.
     """
     found: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):

@@ -32,7 +32,7 @@ _USUAL_GPU = "h100"
 _HEAD = 5000
 """Number of characters, from the beginning of a manifest, in which its version is looked for."""
 _NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\bgpu (\S+)")
-"""Pattern of a note that `pdsim launch` writes."""
+"""Pattern of a note that `pdsim launch` writes; its groups are the role and the GPU."""
 
 
 @dataclass
@@ -120,7 +120,7 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
 
 def _processes(files: Sequence[Path]) -> Iterator[Process]:
     """Yields the processes that the files start. A configuration file of `trtllm-serve disaggregated` describes several
-    servers; this file is read where a command names it, or alone if no file has commands.
+    servers; the file is read where a command names it, or by itself if no file has commands.
     """
     read = [(path, read_processes(path)) for path in files]
     has_commands = any(processes for _, processes in read)
@@ -156,8 +156,8 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """Those processes that are servers. If scripts and manifests start the same servers, as files of `pdsim launch` do,
-    only those of the scripts, and `found` gets a note.
+    """The processes that are servers. If scripts and manifests start the same servers, as files of `pdsim launch` do:
+    the servers of the scripts alone, with a note in `found`.
     """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]
@@ -195,9 +195,9 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
 
 
 def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> tuple[str, str | None]:
-    """A model's name to look up in the catalog (empty: none is given), and the path or name from which the server loads
-    the model (None: not known). alone: words of the command outside options. If the catalog knows neither path nor
-    name, it may know the option served-model-name.
+    """A text to look up in the catalog, and the path or name from which the server loads the model (None: not known).
+    The text is the first of --model-path, --model, alone[0] and --served-model-name that the catalog knows, or else the
+    first that is given; empty: none. alone: words of the command that belong to no option.
     """
     given = [flags.get("model-path"), flags.get("model"), *alone[:1]]
     paths = [one for one in given if isinstance(one, str) and "$" not in one]
@@ -436,8 +436,8 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """The scenario as plain data, after changes in the notation of --set. Withheld fields are in it if the user has set
-    the measured number that they need, such as speculative_accept_length.
+    """The scenario as plain data, after changes in the notation of --set. Withheld fields (speculation, HiSparse) are
+    included if the user has set the measured number that they need, such as speculative_accept_length.
     """
     data = found.data
     for change in changes:

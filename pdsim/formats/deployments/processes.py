@@ -50,7 +50,9 @@ class Process(Pods):
 
 
 def read_processes(path: Path) -> list[Process]:
-    """The processes that a file starts. Empty: the file starts no known program. Raises InputError."""
+    """The processes that a file starts. Empty: the file starts no known program. Raises InputError if the file cannot
+    be read, or if a line or a manifest in it is wrong.
+    """
     text = read_text(path)
     is_manifest = path.suffix in (".yaml", ".yml", ".json")
     found = _of_manifests(text, str(path)) if is_manifest else _of_script(text, str(path))

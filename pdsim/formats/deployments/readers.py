@@ -66,8 +66,8 @@ Reader = Callable[[Read, Value], None]
 
 def difference(read: Read, first: Read) -> str:
     """Compares the options of a server with those of the first server of its role, which count for all servers of the
-    role. Says which options of the server are therefore ignored, and which of the first server it gets in addition.
-    read: options of the server. first: options of the first server. Empty: no difference.
+    role. Says which options of the server are therefore ignored, and which of the first server's are added. read:
+    options of the server. first: options of the first server. Empty: no difference.
     """
     own = {text.split()[0] for text in read.understood}
     lost = [text for text in read.understood if text not in first.understood]
@@ -167,7 +167,9 @@ def nothing(read: Read, value: Value) -> None:
 
 
 def inverse(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of a table from pdsim's names to an engine's names."""
+    """Turns a table from pdsim's names to an engine's names around. Names for which the engine has none (None) are left
+    out.
+    """
     return {theirs: ours for ours, theirs in table.items() if theirs is not None}
 
 

@@ -91,7 +91,7 @@ def _settings(flags: Mapping[str, Value], names: Mapping[str, str]) -> dict[str,
 
 
 def _manual(flags: Mapping[str, Value]) -> dict[str, Any]:
-    """The given settings of the gateway's policy manual."""
+    """The settings that the gateway's options give for its policy `manual`."""
     given = {ours: flags[flag] for flag, ours in MANUAL.items() if isinstance(flags.get(flag), str)}
     return {name: value if name == "assignment_mode" else f"{finite(value):g} s" for name, value in given.items()}
 

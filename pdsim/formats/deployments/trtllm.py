@@ -67,7 +67,9 @@ def expanded(process: Process, folder: Path) -> list[Process]:
 
 
 def _check(words: Sequence[str], where: str) -> None:
-    """Raises InputError if an option is wrong. The message names the file."""
+    """Raises InputError if an option among the words of a command has a wrong value. where: the file, for the
+    message.
+    """
     try:
         read_flags("trtllm", parsed(words)[1])
     except ValueError as wrong:

@@ -1,4 +1,4 @@
-"""Reads reports that have more than the results of one load: of benchmark frameworks, and of another simulator."""
+"""Reads the reports of GuideLLM, genai-bench, DynoSim, inference-perf and llm-d."""
 
 import re
 from math import isclose
@@ -68,7 +68,9 @@ def guidellm(benchmark: ResultFields) -> dict[str, float]:
 
 
 def _guidellm_totals(benchmark: ResultFields) -> ResultFields:
-    """The numbers of requests. Versions of GuideLLM have them in three different places."""
+    """The object with the numbers of requests, which versions of GuideLLM have in three different places. Empty: none
+    has it.
+    """
     for part, name in (("metrics", "request_totals"), ("", "request_totals"), ("run_stats", "requests_made")):
         holder = benchmark.part(part) if part and part in benchmark else benchmark
         if name in holder:
@@ -193,8 +195,8 @@ _LATENCIES = {
     "time_per_output_token": "tpot",
     "inter_token_latency": "itl",
 }
-"""Latencies in the reports of inference-perf and llm-d, with their names in summaries. Other names there mean other
-quantities.
+"""Latencies in the reports of inference-perf and llm-d, with their names in summaries. Other latencies of these reports
+are left out.
 """
 _STATISTICS = {
     "mean": "mean", "median": "median", "p50": "median", "std": "std", "stddev": "std",

@@ -205,7 +205,7 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
 
 
 def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> Graphs | None:
-    """CUDA graphs of an instance's decode steps. None: no graphs, so a step takes the time of exactly its number of
+    """CUDA graphs of an instance's decode steps. None: no graphs, so a step's time is that of its exact number of
     requests.
     """
     cost = scenario.cost

@@ -222,8 +222,8 @@ def _own_media(media: Mapping[int, Sequence[MediaItem]], encoders: Mapping[str, 
 
 
 def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
-    """Raises ConfigError if vLLM refuses an item, because the item exceeds the encoder cache. item_tokens: tokens of
-    each item of the load.
+    """Raises ConfigError if vLLM refuses an item (an image or an audio clip), because the item exceeds the encoder
+    cache. item_tokens: number of tokens of each item of the load.
     """
     servers = scenario.aggregated or scenario.pair.prefill
     largest, most = max(item_tokens, default=0), encoder_tokens(scenario, servers)

@@ -11,9 +11,9 @@ _KV_DTYPES = ("bf16", "fp8")
 
 
 def resolved_hisparse(settings: HiSparseSettings, layout: Layout, page_size: int, pool_tokens: int) -> HiSparseSettings:
-    """The settings with the number of tokens of each request's buffer on the GPU filled in. Raises ConfigError if
-    SGLang has no HiSparse for this model, if pdsim does not model it, or if SGLang would refuse the buffer or
-    pool_tokens (the tokens that the GPU holds) have no room for one.
+    """The settings, in which the number of tokens of each request's buffer on the GPU is filled in. Raises ConfigError
+    if SGLang has no HiSparse for this model, if pdsim does not model it, if the given buffer breaks a rule of SGLang,
+    or if the GPU's pool of pool_tokens is smaller than a buffer.
     """
     if wrong := _wrong_model(layout):
         raise ConfigError(f"decode.hisparse: {wrong}")

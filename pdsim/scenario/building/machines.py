@@ -332,8 +332,7 @@ def _with_own_draws(policy: Any) -> Any:
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
     """The part of the router that serves one role. The part picks an instance for each request. If servers pick among
-    their data-parallel ranks themselves, the part picks a server. given: the scenario's policy, of which a copy is
-    used.
+    their data-parallel ranks themselves, the part picks a server. given: the scenario's policy, which is copied.
     """
     ids, memory = roles(scenario)[role], REMEMBERED
     policy = deepcopy(given)

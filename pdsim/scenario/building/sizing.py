@@ -24,7 +24,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Up to this max_running_requests of a rank, extra_slots of decode is by default twice as large; above it, 0."""
+"""Default of extra_slots: twice a rank's given max_running_requests up to this number, and 0 above it."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:

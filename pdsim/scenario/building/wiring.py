@@ -85,7 +85,7 @@ NO_HYBRID_STAGES = (
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """True if some layers of a model keep the KV of all tokens, and others that of a window only or a state instead."""
+    """True if some layers of a model keep the KV of all tokens, and others keep a window's KV or a state instead."""
     return model.state is not None or model.attention.window_tokens > 0
 
 
@@ -153,8 +153,8 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
 
 
 def planner(scenario: Scenario, prefill_id: str) -> SendPlanner:
-    """Plans the transfers of one prefill instance. Raises ConfigError if the layer groups or the staging are
-    impossible.
+    """Plans the transfers of one prefill instance. Raises ConfigError for more layer groups than layers, for layer
+    groups if KV is sent as slices (unequal TP), and for staging if the transport pushes KV into decode's pages.
     """
     groups, staging = scenario.pair.prefill.layer_groups, scenario.network.staging
     model, wire = layout_of(scenario, "prefill").model, wire_of(scenario)

@@ -343,7 +343,9 @@ def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> 
 
 
 def _quantities(dimension: Dimension, value: Any) -> dict[int, float]:
-    """Reads a mapping from sizes to quantities, such as {256: 11.8 ms, 1024: 20 ms}."""
+    """Reads a mapping from sizes to quantities, such as {256: 11.8 ms, 1024: 20 ms}. The returned quantities are in the
+    dimension's base unit, such as ns.
+    """
     if not isinstance(value, Mapping) or not all(isinstance(key, int) and key >= 0 for key in value):
         raise ValueError(
             f"expected a {dimension.what} for each size, such as {{1: {dimension.example}}}, found {shown(value)}"

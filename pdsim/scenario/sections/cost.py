@@ -66,7 +66,7 @@ class Setup(Section):
     dcp: int = 1
     """Decode context parallelism: number of GPUs that divide each request's KV."""
     draft_tokens: int | None = None
-    """Number of tokens that decode steps verify for each request. Measured times then include drafting. None: not
+    """Number of tokens that decode steps verify for each request. If given, measured times include drafting. None: not
     known, or times of steps without drafts.
     """
 
@@ -263,7 +263,9 @@ class CostChoice(Section):
     attention_merge: Duration = 0
     """Additional time per layer of a decode step that splits contexts over several SMs."""
     encode_factor: float = Field(default=1, gt=0)
-    """Factor on the times of image encoders, which are rooflines that nobody measured. Range: half to twice."""
+    """Factor on the times of image encoders. These times are computed as rooflines; nobody measured them, so real times
+    may be half or twice as long.
+    """
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
     """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
     0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).

@@ -20,7 +20,7 @@ class EncodeSettings(Section):
     max_batch_size: int = Field(default=8, ge=1)
     """Maximum number of requests whose images or audio clips are taken into a batch (SGLANG_ENCODER_MAX_BATCH_SIZE)."""
     step_tokens: int = Field(default=8192, ge=1)
-    """Engine vllm: maximum number of tokens of items in one step (--max-num-batched-tokens)."""
+    """Engine vllm: maximum number of tokens of images and audio clips in one step (--max-num-batched-tokens)."""
     cache: Size | None = None
     """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB). An entry holds
     the embeddings of all items of one request, for later requests with the same items. Only forwards of a single

@@ -46,9 +46,7 @@ _HOST_OF_DECODE = ("decode_step", "decode_request", "decode_prefill")
 
 
 def origin(command: str) -> dict[str, str]:
-    """The last fields of a profile's provenance: the command that made the profile, the date, and the version
-    of pdsim.
-    """
+    """Fields of a profile's provenance: the command that made the profile, the date, and the version of pdsim."""
     return {"command": command, "date": datetime.now(UTC).date().isoformat(), "pdsim": version("pdsim")}
 
 

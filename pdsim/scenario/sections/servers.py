@@ -119,8 +119,8 @@ class ServerSettings(Section):
     gpu: str
     """GPU by its name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """Number of GPUs of one server (--tp), over as many hosts as needed. The GPUs of one role's instances must be a
-    multiple of the other role's.
+    """Number of GPUs of one server (--tp), over as many hosts as needed. An instance of one role must have a multiple
+    of the number of GPUs that an instance of the other role has.
     """
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
@@ -228,7 +228,7 @@ class ServerSettings(Section):
 
     @property
     def host_cache_bytes(self) -> int | None:
-        """Host memory in bytes per GPU. None: no host cache. The settings must be resolved."""
+        """Host memory in bytes per GPU that keeps KV. None: no host cache. The settings must be resolved."""
         assert self.host_cache != "auto", "the scenario is not resolved"
         return self.host_cache
 
@@ -253,8 +253,8 @@ class ComputingSettings(ServerSettings):
     """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
     Each group holds all KV of the prompt, and computes all decode steps. cp divides tp. Simulation only."""
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
-    """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: by
-    the GPU's memory. 0 or -1: no chunking.
+    """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: the
+    engine's default for the GPU's memory. 0 or -1: no chunking.
     """
     max_prefill_tokens: int = Field(default=16384, ge=1)
     """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
@@ -390,20 +390,23 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
-    """Factor on the output that running requests are expected to need memory for (--schedule-conservativeness). With dp
-    > 1 it is multiplied by 0.3."""
+    """Factor on the number of output tokens for which the scheduler leaves memory to running requests when it admits
+    prompts (--schedule-conservativeness). With dp > 1 the factor is multiplied by 0.3.
+    """
     priority_preemption_threshold: int | None = Field(default=None, ge=0)
-    """A request preempts a running request whose priority is lower by more than this
-    (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no
-    preemption."""
+    """A request preempts a running request whose priority is lower by more than this number
+    (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no preemption.
+    """
     overlap: bool = True
     """True: the scheduler chooses a step when the step before begins. False: --disable-overlap-schedule."""
     mixed_chunk: bool = False
     """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
     chunked_prefill_tokens."""
     scheduler_recv_interval: int = Field(default=1, ge=1, le=1000)
-    """N: while requests decode, the loop takes new requests behind every N-th step only (--scheduler-recv-interval).
-    A forward with prompts counts as 1000 steps (0.5.23, environ.py:675), and pdsim models no larger N."""
+    """N: while requests decode, the scheduler takes new requests only after every N-th step
+    (--scheduler-recv-interval). A forward with prompts counts as 1000 steps (0.5.23, environ.py:675), and pdsim models
+    no larger N.
+    """
     prefill_schedule_interval: int = Field(default=1, ge=1, le=MOST_TOKENS)
     """N: while requests decode, only every N-th step computes prompts (vLLM's --prefill-schedule-interval)."""
 

@@ -99,8 +99,8 @@ class SpeculativeSettings(Section):
 
     @property
     def num_draft_steps(self) -> int:
-        """Number of forwards of the draft model per decode step, including the one over accepted tokens. 0: no
-        speculation.
+        """Number of forwards of the draft model per decode step, including the forward that computes the KV of accepted
+        tokens. 0: no speculation.
         """
         if self.speculative_draft_tokens is None:
             return 0
