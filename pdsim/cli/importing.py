@@ -1,4 +1,4 @@
-"""The command `pdsim import`, which makes a scenario of a deployment."""
+"""The command `pdsim import`, which makes a scenario from the files of a deployment."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

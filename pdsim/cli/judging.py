@@ -1,4 +1,6 @@
-"""Judges runs by an SLO, with the ends of their ranges and their repetitions."""
+"""Judges runs by an SLO. A verdict also takes runs with the fastest and slowest step times into account, and
+repetitions.
+"""
 
 from collections.abc import Sequence
 

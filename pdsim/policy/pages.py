@@ -8,7 +8,7 @@ from pdsim.policy.views import CachedLeaf, Candidate, DecodeView, QueuedDecode
 
 
 def num_kv_tokens(request: QueuedDecode) -> int:
-    """Number of tokens with KV of a request. The last output token has no KV until the next step computes it."""
+    """Number of a request's tokens that have KV. The last output token has no KV until the next step computes it."""
     return request.num_prompt_tokens + max(request.num_output_tokens - 1, 0)
 
 

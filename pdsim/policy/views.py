@@ -50,7 +50,9 @@ class QueuedPrefill(QueuedRequest, Protocol):
     def prompt(self) -> TokenSequence: ...
     @property
     def entry(self) -> int:
-        """Sequence number that the prompt got when it last joined the queue."""
+        """Sequence number that the prompt got when it last joined the queue. Prompts that joined later have higher
+        numbers.
+        """
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Simulates variants of one cluster with the same requests, and judges each by an SLO."""
+"""Simulates clusters with the same requests, and judges each cluster by an SLO."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -116,7 +116,9 @@ class Trials:
         return [self._work.result(point) for point in points]
 
     def keep_as_sweep(self, name: str, slos: Mapping[str, Slo]) -> None:
-        """Writes into the folder what a sweep's folder has, so that `pdsim report` can read the folder."""
+        """Writes sweep.json and plan.jsonl into the folder of the runs, as a sweep does, so that `pdsim report` can
+        read the folder. name: of the sweep. slos: SLOs by name.
+        """
         self._work.store.write_head(name, slos)
         self._work.store.write_plan(self._planner.points)
 

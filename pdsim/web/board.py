@@ -1,4 +1,4 @@
-"""The controls of the page, and the answers to what the user chooses."""
+"""The controls of the page, and the numbers for the values that the user chooses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -12,8 +12,8 @@ _CONFIDENCE = 0.95
 class Estimate(NamedTuple):
     mean: float
     half_width: float | None
-    """Half of the 95 % confidence interval over seeds; for a repeated run, the largest change by chance. None: there is
-    a single run.
+    """Half of the 95 % confidence interval over seeds. For a single run with repetitions: the largest change by chance.
+    None: a single run without repetitions.
     """
 
     def scaled(self, factor: float) -> "Estimate":

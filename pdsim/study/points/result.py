@@ -107,7 +107,7 @@ class PointResult:
 
     @property
     def means(self) -> dict[str, float]:
-        """The point's numbers, each as the mean over its runs. Empty: the point has no result."""
+        """The point's numbers by name, each as the mean over its runs. Empty: the point has no result."""
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:

@@ -39,7 +39,9 @@ new run; the run's identity, whose digest is the row's key; and the classes of a
 
 @dataclass(frozen=True)
 class Task:
-    """The simulation of one point with one seed."""
+    """The simulation of one point with one seed. `identity` is JSON text of everything on which the result depends.
+    `key`, a digest, names the result file.
+    """
 
     key: str
     identity: str
@@ -123,8 +125,8 @@ class Planner:
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:
-        """The point with its fastest, and with its slowest step times. Empty: its step times were measured on a
-        server.
+        """Two copies of the point: with its fastest, and with its slowest step times. Empty: its step times were
+        measured on a server.
         """
         if not self.scenario(point).uncertain:
             return []

@@ -54,7 +54,7 @@ class Answer:
     limits: Sequence[Sequence[str]] = ()
     """Rows of the SLO's limits: name, limit, the winner's value, and the range of that value if there is one."""
     as_good: Sequence[str] = ()
-    """Other candidates that do not differ measurably from the winner."""
+    """Labels of other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
     measure: Measurement | None = None
     """The measurement that would settle the answer. None: no measurement would change the answer."""

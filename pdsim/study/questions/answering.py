@@ -236,7 +236,7 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 
 def _missed(study: Study, label: str) -> str:
-    """Says which latencies miss the SLO, and by how much."""
+    """Says which latencies of the candidate `label` miss the SLO, and by how much."""
     if study[label].is_saturated:
         return f"{share(study.attained(label))} of the requests meet the SLO, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
@@ -290,7 +290,7 @@ def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[s
 
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
-    """Other candidates whose goodput and latency do not differ measurably from the winner's."""
+    """Labels of other candidates whose goodput and latency do not differ measurably from the winner's."""
     winner = verdict.winner
     if not verdict.advice or len([*study[winner].replications, *study[winner].repeats]) == 1:
         return []
@@ -318,8 +318,8 @@ def _default_router(study: Study, scenario: Scenario) -> list[str]:
 
 
 def _limit(study: Study, label: str) -> Limit:
-    """The resource that limits the candidate's latency with the least headroom. If the candidate is saturated, or meets
-    the SLO in a closed loop: the resource that limits its throughput.
+    """The resource that limits the latency with the least headroom, of the candidate `label`. If the candidate is
+    saturated, or meets the SLO in a closed loop: the resource that limits its throughput.
     """
     judged, changes = study[label].judgement(SLO), study.arm(label).changes
     is_served = study.meets(label) and isinstance(study.trials.scenario(changes).client, ClosedLoop)
@@ -393,7 +393,7 @@ def _num_sent(study: Study, label: str) -> int:
 
 
 def _requests(study: Study, label: str) -> str:
-    """Says how many requests were sent, and for a shortened trace which part of it was used."""
+    """Says how many requests were sent to the candidate `label`, and for a shortened trace which part was used."""
     count, workload = _num_sent(study, label), study.base.scenario.workload
     lines = trace_lines(workload.path) if getattr(workload, "num_requests", None) and hasattr(workload, "path") else 0
     return (

@@ -284,8 +284,8 @@ def _beside(study: Study, label: str, other: str) -> str:
 
 
 def _trap(study: Study, enough: str) -> list[str]:
-    """Says which share of the KV is sent as slices although it is staged with SGLang's default prefill buffer. enough:
-    label of the smallest ring that suffices.
+    """Says which share of the KV is sent as slices because SGLang's default prefill buffer is too small to stage this
+    KV. enough: label of the smallest ring that suffices.
     """
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"

@@ -9,11 +9,15 @@ from pdsim.dataclass import dataclass
 from pdsim.metrics.records import Records, RequestRecord
 
 LEAST_NS = 20_000_000
-"""Smallest delay in ns that counts. Cold servers in experiments/sglang-h200 stalled for 41 ms and more."""
+"""Smallest delay in ns of the first requests, relative to later requests, that counts as cold. Cold servers in
+experiments/sglang-h200 stalled for 41 ms and more.
+"""
 _FEWEST_LATER = 8
 """Minimum number of later requests from which the delay of warm servers is computed."""
 _USUAL = 0.9
-"""The first requests count as cold if their median delay exceeds the delay of this share of the later requests."""
+"""The first requests count as cold if their median delay exceeds the delays of at least this share of the later
+requests.
+"""
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,9 @@ def mean_reading(readings: Sequence[Reading]) -> Reading:
 
 @dataclass(frozen=True)
 class Attainment:
-    """How many requests are within all limits that apply to them. A failed request misses its limits."""
+    """How many requests are within all limits that apply to them, as a share (0 to 1) of all requests, and per second.
+    A failed request misses its limits.
+    """
 
     num_requests: int
     """Number of requests that clients sent."""
