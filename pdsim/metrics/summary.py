@@ -103,8 +103,8 @@ def tpot_ms(request: RequestRecord) -> float:
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens in ms. Each decode step is a gap of every request in its batch. A request whose last token
-    came earlier than directly before the step has a longer gap, which `token_gaps` has.
+    """Gaps between tokens in ms. Each decode step is a gap of every request in its batch. If a request's last token did
+    not come directly before the step, its gap is longer, and comes from RunRecords.token_gaps.
 
     With a stream interval, the tokens that reach the client together share the time since the tokens before them.
     """

@@ -147,8 +147,8 @@ class _Known(NamedTuple):
 
 
 def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
-    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest. No
-    note: the catalog knows the kernels' tiles.
+    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest.
+    Yields nothing if the catalog knows the kernels' tiles.
     """
     for rows in measurements.of("prefill") if known.tile_tokens is None else ():
         num_round, num_long = _round_of_long(rows)

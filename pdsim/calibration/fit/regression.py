@@ -171,7 +171,7 @@ def misfit(form: Form, rows: Rows) -> float:
 
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
-    """The terms of a decode step with a table over the sizes of graphs, or over batch sizes if empty rows are free."""
+    """The terms of a decode step with a table over graph sizes; with has_free_rows (as in Form), over batch sizes."""
     lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _graph
     knots = _knots(size(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
@@ -364,10 +364,9 @@ def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) 
 
 
 def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
-    """Coefficients of a fit that outliers hardly affect. Internally, each is scaled by the value with which its term
-    alone would explain the mean time.
-
-    near: coefficients that are known to be close. None: the fit starts from several values.
+    """Coefficients of a fit that outliers hardly affect. Internally, each coefficient is scaled by the value with which
+    its term alone would explain the mean time. near: coefficients that are known to be close. None: the fit starts from
+    several values.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 

@@ -70,8 +70,8 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Ratio:
-    """The time of an operator on one GPU, divided by its time on another. best: median over the shapes that both GPUs
-    were timed with; low, high: smallest and largest ratio of these shapes and of the nominal rates.
+    """The time of an operator on one GPU, divided by its time on another. best: median over the shapes that were timed
+    on both; low, high: smallest and largest ratio of these shapes and of the nominal rates.
     """
 
     low: float

@@ -242,8 +242,8 @@ class Enough:
 def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
-    """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called at every
-    event of each; may end the completion (OnEvent). Raises the first ServerError.
+    """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called with a
+    completion at each of its events; returns False to end it (OnEvent). Raises the first ServerError.
     """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))

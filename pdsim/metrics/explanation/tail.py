@@ -57,7 +57,9 @@ class TailGroup:
     all_median_ms: float
     """Median time in ms that all requests spend in `part`."""
     instances: dict[str, int]
-    """Number of the group's requests by instance, the largest first. If `part` is a transfer: by pair of instances."""
+    """Number of the group's requests by instance, the largest number first. If `part` is a transfer: by pair of
+    instances.
+    """
     first_s: float
     last_s: float
     """End in s of the shortest time window in which 90 % of the group's requests arrived. first_s is its begin."""
