@@ -109,10 +109,10 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
 @contextmanager
 def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
     """Context with a new folder. When all files are written there, they replace those in `folder`; the file `last` is
-    moved last.
+    moved last. If writing fails, `folder` stays as it was.
 
-    If writing fails, `folder` stays as it was. Old files that match `own` and were not written again are removed. So
-    are new folders of programs that were killed. All other files stay. Signals do not interrupt the replacing.
+    Old files that `own` names without a wildcard, and that were not written again, are removed. So are new folders of
+    programs that were killed. All other files stay. Signals do not interrupt the replacing.
     """
     try:
         with ExitStack() as stack:
@@ -195,7 +195,9 @@ def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _opened(path: Path, flags: int = 0) -> int:
-    """Opens a file without following links, and without waiting for the other end if it is a FIFO."""
+    """Returns the file descriptor of a file, opened for reading and writing without following links, and without
+    waiting for the other end if it is a FIFO. flags: further flags of os.open.
+    """
     return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 

@@ -73,8 +73,9 @@ def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANE
 
 @triton.jit
 def request_of(spans, pages, staging, tokens, BATCHED: tl.constexpr):
-    """Returns pages, staging address and length of the request that this program copies. In a batch they come from row
-    program_id(1) of the spans: [first index in pages, tokens, offset in staging in bytes].
+    """Returns (address of the page list, staging address, number of tokens) of the request that this program copies.
+    Without BATCHED, these are pages, staging and tokens. With BATCHED, row program_id(1) of the spans gives them:
+    [first index in pages, tokens, offset in staging in bytes].
     """
     if BATCHED:
         span = spans.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * 3

@@ -158,16 +158,16 @@ class Chunks(NamedTuple):
     """
 
     sequences: Tensor
-    """[tokens]: sequence of each token."""
+    """[tokens]: index of each token's sequence."""
     begins: Tensor
-    """[sequences + 1]: first token of each sequence."""
+    """[sequences + 1]: index of the first token of each sequence, and at the end the number of all tokens."""
     sources: Tensor
     """[sequences]: slot of the state before the first token. 0: zeros."""
     firsts: Tensor
-    """[sequences + 1]: first chunk of each sequence."""
+    """[sequences + 1]: index of the first chunk of each sequence, and at the end the number of all chunks."""
     ranges: Tensor
-    """[chunks, 3]: first token of each chunk, its end, and slot for the state after the chunk (0: none). A chunk may be
-    empty."""
+    """[chunks, 3]: index of the first token of each chunk, index behind its last token, and slot for the state after
+    the chunk (0: none). A chunk may be empty."""
     writes: Tensor
     """[writes, 3]: for each state that is written to a slot: index of the sequence, number of the sequence's tokens
     before the state, slot."""
@@ -309,7 +309,7 @@ def scan_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Goes through the chunks of one sequence, for some value dimensions of one head. Writes the state before each
-    chunk (befores), and what each token adds to the state in place of from_values.
+    chunk (befores). Overwrites from_values with what each token adds to the state.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)

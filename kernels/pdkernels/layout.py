@@ -106,7 +106,7 @@ class Pool:
 
 @dataclass(eq=False)
 class MappedPool:
-    """The KV pages of a rank in another process: the addresses at which its planes are mapped here."""
+    """The KV pages of a rank in another process. addresses: where that rank's planes are mapped in this process."""
 
     addresses: Sequence[int]
     layout: KvLayout

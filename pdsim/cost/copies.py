@@ -139,7 +139,9 @@ class StagingCost:
         return self.gather_host_ns + round(2e9 * num_bytes / self.gather_bandwidth)
 
     def scatter_ns(self, num_bytes: int) -> int:
-        """Returns the time in ns of a scatter. num_bytes: bytes that one prefill rank wrote."""
+        """Returns the time in ns in which a decode rank scatters the cells of num_writers prefill ranks. num_bytes:
+        bytes of one cell.
+        """
         return self.scatter_host_ns + round(2e9 * num_bytes * self.num_writers / self.scatter_bandwidth)
 
 

@@ -45,7 +45,9 @@ class EmbeddingLoads:
     """
 
     def __init__(self, embedding_bytes: int, bandwidth: float) -> None:
-        """embedding_bytes: bytes of the embeddings of one token. bandwidth: bytes per second of one GPU's link."""
+        """embedding_bytes: bytes of the embeddings of one token. bandwidth: bytes per second from host memory to one
+        GPU.
+        """
         self._token_ns = 1e9 * embedding_bytes / bandwidth
 
     def ns(self, item_tokens: Sequence[int]) -> int:

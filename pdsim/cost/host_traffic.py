@@ -36,11 +36,11 @@ class HostMoves:
     fixed_ns: float
     """Fixed time in ns of the exchanges of all layers."""
     reduced_bytes: float
-    """Bytes per token of the instance that the all-reduces of all layers send through one NIC. Each NIC receives as
-    many bytes.
-    """
+    """Bytes that the all-reduces of all layers send through one NIC, for each token that the instance computes. Each
+    NIC receives as many bytes."""
     exchanged_bytes: float
-    """Bytes per token of the instance that all layers send to experts through one NIC, including the results."""
+    """Bytes that all layers send to experts through one NIC, including the results, for each token that the instance
+    computes."""
     bandwidth: float
     """Rate in bytes per second that one NIC reaches in each direction."""
 
@@ -128,7 +128,8 @@ def num_other_hosts(spec: ModelSpec, num_hosts: int) -> float:
     """Mean number of other hosts to which a token is sent, because they have one of its experts. Routing is assumed to
     be uniform.
 
-    A token reaches fewer hosts if its experts come from a few groups, and each host holds whole groups.
+    With groups of experts (DeepSeek-V3), a token's experts come from a few groups. If each host holds whole groups, the
+    token reaches fewer hosts than without groups.
     """
     experts, routing = spec.experts, None if spec.llama is None else spec.llama.routing
     assert experts is not None

@@ -23,7 +23,7 @@ _GENERATIONS = {
 own."""
 _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
-products, which therefore reach a larger share of the operations than on other GPUs."""
+products. Matrix products therefore reach a larger share of nominal FLOP/s than on other GPUs."""
 _COVERED = 0.5
 """An unmeasured GPU gets a range of values around the median of the measured GPUs. Ranges of this width around the same
 median contain the values of this share of the measured GPUs. Differences between servers (KERNELS_SPREAD) widen the
@@ -153,8 +153,8 @@ class Beyond(NamedTuple):
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)
 """Factors for DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers are slower than the tables is
-not known. The factors were chosen on two measured rows of B200 under load, and tested on the other rows
-(experiments/inferencex-tp)."""
+not known. The factors were chosen with two measurements of B200 under load, and tested with the other measurements of
+experiments/inferencex-tp."""
 
 
 def beyond_tables(layout: Layout) -> Beyond:

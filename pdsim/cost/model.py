@@ -86,7 +86,9 @@ def tiled(num_tokens: int, tile_tokens: int) -> int:
 
 
 def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
-    """Number of attended pairs if each new token attends only to the last window_tokens tokens."""
+    """Number of pairs of a new token of the chunk and a token that it attends to, if each new token attends only to the
+    last window_tokens tokens.
+    """
     first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
     beyond, before = max(0, last - window_tokens), max(0, first - window_tokens)
     return chunk.num_pairs - (beyond * beyond - before * before) / 2

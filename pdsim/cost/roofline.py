@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
 
 _STEEPEST = 8.0
-"""Exponent of a power law at which one expert gets nearly all tokens."""
+"""Largest exponent of a power law that balanced_skew tries. With this exponent, one expert gets nearly all tokens."""
 _ROUNDS = 50
 
 
@@ -305,7 +305,9 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Popularities of experts in checkpoint order: values of a power law, in random order."""
+    """Relative numbers of tokens of the experts in checkpoint order. The numbers are values of a power law with this
+    exponent, shuffled with a fixed seed.
+    """
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)
     return popular

@@ -51,7 +51,9 @@ class Graphs(NamedTuple):
         return self.sizes[index] if index < len(self.sizes) else None
 
     def num_computed(self, num_requests: int) -> int:
-        """Returns the number of rows that a step of num_requests requests computes."""
+        """Returns the number of rows that a step of num_requests requests computes. This includes empty rows of the
+        step's graph unless has_free_rows.
+        """
         return num_requests if self.has_free_rows else self.size(num_requests) or num_requests
 
 

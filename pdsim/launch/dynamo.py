@@ -63,7 +63,8 @@ VLLM_EVENTS = {"enable_kv_cache_events": True}
 QUEUE_SETTINGS = {"router-queue-threshold": "threshold", "router-queue-policy": "order"}
 """Settings of the queue policy busy_threshold, by the frontend's option for each."""
 QUEUE_ORDERS = ("fcfs", "wspt")
-"""Orders that the frontend takes. lcfs exists in its source only."""
+"""Queue orders that an option of Dynamo's frontend can give. The frontend's source also has lcfs, but no option chooses
+it."""
 
 
 def _mode_policy(scenario: Scenario) -> Any:

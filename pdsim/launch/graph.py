@@ -26,7 +26,9 @@ class Worker(NamedTuple):
 
 
 def deployment(scenario: Scenario, engine: str, frontend: Sequence[str], workers: Sequence[Worker]) -> str:
-    """The manifest. engine: sglang or vllm, which decides on the image. frontend: words of the frontend's command."""
+    """Text of a DynamoGraphDeployment in YAML. engine: sglang or vllm, which decides on the image of the containers.
+    frontend: words of the frontend's command.
+    """
     app, image = manifests.app_name(scenario.name), f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:{RELEASE}"
     services = {FRONTEND: {"componentType": "frontend", "replicas": 1, "extraPodSpec": _pod(image, frontend)}}
     services |= {worker.role: _worker(image, worker) for worker in workers}

@@ -55,7 +55,8 @@ KV_DTYPES = {"bf16": "auto", "fp8": "fp8_e4m3", "fp4": "fp4_mx_block16"}
 """Values of --kv-cache-dtype, by pdsim's types. SGLang 0.5.12 called fp4 `fp4_e2m1`."""
 STATE_DTYPES = {"fp32": None, "fp16": "float16", "bf16": "bfloat16"}
 BACKENDS = ("mooncake", "nixl", "mori", "ascend")
-"""Values of --disaggregation-transfer-backend, by pdsim's transports (0.5.23, arg_groups/pd_disaggregation_hook.py)."""
+"""Values of --disaggregation-transfer-backend. Each is also the first word of pdsim's transports for this backend
+(0.5.23, arg_groups/pd_disaggregation_hook.py)."""
 STORE_URL, STORE_PORT = "ASCEND_MF_STORE_URL", 24666
 """Variable and port of the store through which memfabric's engines find each other, on the host of the first prefill
 server."""
@@ -372,7 +373,9 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
 
 
 def _hisparse_flags(scenario: Scenario, servers: DecodeSettings) -> Flags:
-    """Options of HiSparse. top_k is the model's own (0.5.23, model_executor/model_runner.py:1039)."""
+    """Options of HiSparse. The option top_k repeats the model's number of chosen tokens, which SGLang uses in any case
+    (0.5.23, model_executor/model_runner.py:1039). Empty: the scenario has no HiSparse.
+    """
     if servers.hisparse is None:
         return []
     config = {

@@ -247,7 +247,7 @@ def own_ways(scenario: Scenario) -> list[str]:
 
 
 def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> Flags:
-    """Options of a vLLM server. The scenario must be resolved."""
+    """Options of a vLLM server. made: the launch that gets notes. scenario: must come from `resolved`."""
     block = None if scenario.page_size % BLOCK else scenario.page_size
     redundant, dcp = servers.redundant_experts, servers.split.dcp
     eplb = None if redundant is None else json.dumps({"num_redundant_experts": redundant})

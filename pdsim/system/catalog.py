@@ -67,7 +67,7 @@ Kind = Literal["models", "gpus", "transports"]
 KINDS: dict[Kind, type[Any]] = {"models": ModelSpec, "gpus": GpuSpec, "transports": Transport}
 
 VARIABLE = "PDSIM_CATALOG"
-"""Environment variable with the path of the user's catalog folder. Child processes inherit it."""
+"""Environment variable with the path of a further catalog folder. Child processes inherit it."""
 SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
@@ -96,7 +96,9 @@ def own_folder() -> Path:
 
 
 def folders() -> list[Path]:
-    """Paths of all catalog folders, this package's own folder first."""
+    """Paths of the catalog folders: this package's folder, the folder of the variable PDSIM_CATALOG if it is set, and
+    own_folder.
+    """
     given = os.environ.get(VARIABLE)
     return list(dict.fromkeys([SHIPPED, *([Path(given).absolute()] if given else []), own_folder()]))
 
@@ -151,8 +153,8 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Returns the texts of the user's own entries with the given kinds and names, and of entries to which these refer.
-    Keys: paths within a catalog folder, such as models/NAME.yaml.
+    """Returns the texts of entries that this package does not ship. named: kinds and names of entries; entries to which
+    they refer (same_as) are added. Keys: paths within a catalog folder, such as models/NAME.yaml.
     """
     found: dict[str, str] = {}
     for kind, entry in named:

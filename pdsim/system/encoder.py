@@ -32,8 +32,8 @@ class VisionEncoder:
     out_hidden_size: int
     """Width of an embedding: the hidden size of the text model."""
     num_deepstack_layers: int = 0
-    """Number of layers whose output also goes to the text model. Each adds an embedding to every token
-    (SGLang 0.5.23, models/qwen3_vl.py, deepstack_merger_list)."""
+    """Number of layers whose output also goes to the text model. Each adds an embedding to every prompt token of an
+    image (SGLang 0.5.23, models/qwen3_vl.py, deepstack_merger_list)."""
     num_window_layers: int = 0
     """Number of layers in which a patch attends to the patches of its window only."""
     window_patches: int = 0

@@ -109,8 +109,8 @@ class Layout:
     all-gather and a reduce-scatter, as a decode step does (vLLM 0.33.0,
     distributed/device_communicators/all2all.py:55)."""
     switches_reduce: bool = True
-    """True: NVSwitches add up large messages of NCCL's all-reduces (NVLS). False: GPUs do, as SGLang chooses by default
-    (0.5.23, entrypoints/engine.py:1909)."""
+    """True: NVSwitches add up large messages of NCCL's all-reduces (NVLS). False: GPUs add them up, as SGLang chooses
+    by default (0.5.23, entrypoints/engine.py:1909)."""
     expert_skew: float = 0
     """Number of tokens that the busiest GPU's experts compute, divided by the mean of all GPUs, minus 1."""
     overlaps_batches: bool = False

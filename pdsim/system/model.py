@@ -69,7 +69,7 @@ class GroupedQueryAttention:
 
     @property
     def kept_window_tokens(self) -> int:
-        """Number of tokens per request whose KV layers with a window keep."""
+        """Number of a request's last tokens for which layers with a window keep KV. 0: no layer has a window."""
         return self.window_tokens if self.num_window_layers else 0
 
     @property
@@ -194,12 +194,13 @@ class Experts:
     num_layers: int
     num_experts: int
     num_active: int
-    """Number of experts that compute each token."""
+    """Number of routed experts that each token uses."""
     intermediate_size: int
     weight_dtype: Dtype | None = None
     """Data type of the experts' weights. None: the model's type. Experts compute at the rate of the model's type."""
     input_size: int | None = None
-    """Width of an expert's input and output, if the model projects them. None: the model's hidden size."""
+    """Width of an expert's input and output, if the model projects hidden states to this width before its experts.
+    None: the model's hidden size."""
     num_matrices: int = 3
     """Number of matrices of one expert: 3 (gate, up, down) or 2 (up, down)."""
 
@@ -254,7 +255,7 @@ class ModelSpec:
     name: str
     num_params: float
     num_active_params: float
-    """Number of parameters that compute each token."""
+    """Number of parameters that each token uses."""
     num_layers: int
     hidden_size: int
     vocab_size: int

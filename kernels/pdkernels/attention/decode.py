@@ -22,15 +22,17 @@ _BLOCK_TOKENS = 64
 
 @triton.jit
 def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr):
-    """Returns the offset of the row of one KV head, for the token in this slot of a page."""
+    """Returns the offset in elements of the row of one KV head, for the token in this slot of a page. HEADS: KV heads.
+    DIM: head dimension. PAGE: tokens per page. HND: True: pages have order HND; False: NHD.
+    """
     row = (page * HEADS + head) * PAGE + slot if HND else (page * PAGE + slot) * HEADS + head
     return row * DIM
 
 
 @triton.jit
 def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns the index of the first token of the blocks first_block to last_block - 1 of a sequence, and the index
-    behind their last token. Block 0 begins at the sequence's window.
+    """Returns (index of the first token, index behind the last token) of the blocks first_block to last_block - 1 of a
+    sequence. Block 0 begins at the sequence's window. TOKENS: tokens per block. WINDOW: tokens of the window; 0: none.
     """
     length = tl.load(lengths + sequence)
     skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0

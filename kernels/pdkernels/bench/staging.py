@@ -38,8 +38,8 @@ class Bench:
     copies: dict[int, float] = field(default_factory=dict)  # payload in bytes to microseconds
 
     def copy_us(self, payload: int) -> float:
-        """Returns the time of a device-to-device copy of the payload in us, measured once. This uses the arena's
-        memory.
+        """Returns the time of a device-to-device copy of `payload` bytes in us, which is measured only once. The copy
+        overwrites memory of the arena.
         """
         if payload not in self.copies:
             self.copies[payload] = copy_us(self.arena, payload)
@@ -68,8 +68,8 @@ class Bench:
 
 
 def copy_us(arena: Arena, payload: int) -> float:
-    """Measures a device-to-device copy of the payload, in us. As for the kernels, calls rotate over several places in
-    memory.
+    """Measures a device-to-device copy of `payload` bytes, in us. As for the kernels, calls rotate over several places
+    in memory.
     """
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))

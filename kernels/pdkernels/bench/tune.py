@@ -73,7 +73,9 @@ def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
 
 
 def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) -> Job:
-    """Returns the job that compiles a gather or scatter."""
+    """Returns the job that compiles a gather or scatter. slices: number of target ranks (gather) or of writers
+    (scatter).
+    """
     ready = copy.ready(memory.pool, None, slices, tiling, limited=False, batched=False)
     kernel = copy.kernel.fn
     return compile_launcher, (kernel.__module__, kernel.__name__, ready.constants, tiling.warps, len(RUN_TIME))

@@ -1,4 +1,4 @@
-"""The encoders of images and audio in a config.json."""
+"""Reads the encoders of images and audio from a config.json."""
 
 from collections.abc import Mapping
 from typing import Any

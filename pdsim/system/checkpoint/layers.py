@@ -133,7 +133,9 @@ def _mixers(config: Config) -> list[Mixer]:
 
 
 def _require_state(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """Returns the mixers. Raises EntryError if the size of a layer's state is unknown."""
+    """Returns `mixers` unchanged. Raises EntryError if a mixer is `state` and config.json does not give the size of the
+    state.
+    """
     known = "linear_num_value_heads", "linear_num_heads", "linear_attn_config", "mamba_num_heads", "mamba_n_heads"
     if "state" in mixers and all(config.get(name) is None for name in known):
         raise EntryError(f"layer_types: expected {' or '.join(known)} beside layers that keep a state, found none")

@@ -224,8 +224,8 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def _searched_width(hidden: int, factor: float) -> int:
-    """Width of an MLP from architecture search, rounded as in NVIDIA's code: 2/3 of factor times hidden_size, as a
-    multiple of 256.
+    """Inner width of an MLP from architecture search: 2/3 of factor * hidden, rounded up to a multiple of 256 as in
+    NVIDIA's code. hidden: hidden_size of the model. factor: feed_factor of the layer.
     """
     return -(-int(2 * factor * hidden / 3) // 256) * 256
 

@@ -59,8 +59,9 @@ class Quantization:
         return "fp8" if self.kv is not None and self.kv.upper() == "FP8" else None
 
     def type_of(self, module: str) -> Dtype:
-        """Type of a module's weights. bf16 if a name or pattern in `left` covers the module; else the type in `named`
-        of the module, of a module that contains it, or of a pattern; else `dtype`.
+        """Type of a module's weights. bf16: a name or pattern in `left` covers the module. Otherwise, `named` gives the
+        type, by the module's name, by the name of a module that contains it, or by a pattern. Modules in neither have
+        `dtype`.
         """
         if any(covers(pattern, module) for pattern in self.left):
             return "bf16"
