@@ -188,11 +188,12 @@ class Launcher:
         self._instances.kill(instance_id, rank, restart_after_s)
 
     async def restart(self, instance_id: str, patience_s: float) -> None:
-        """Restarts an instance without failing a request: sends it nothing new, waits until it is empty, and starts it
-        again.
+        """Restarts an instance without failing a request: sends no new requests to the instance, waits until it has
+        none, and starts it again. Returns when the instance takes requests again.
 
-        Returns when the instance takes requests again. patience_s: maximum time in s until it is empty. Raises
-        RestartError, after which the instance continues as before.
+        patience_s: maximum time in s until the instance has no requests. Raises RestartError if this takes longer, if
+        instances do not start again (no health section), or if no other instance of the role takes requests. Then the
+        instance continues as before.
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:
@@ -251,8 +252,8 @@ class Launcher:
                 self._send(command)
 
     def _tell_router(self, message: m.Message) -> None:
-        """Gives the router a message and carries out its commands. A client learns only of events of its own
-        requests.
+        """Gives the router a message and carries out the router's commands: sends messages, sets alarms, and ends
+        failed requests.
         """
         for command in self._router.on_message(message, self.timeline.now_ns):
             match command:

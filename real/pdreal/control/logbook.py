@@ -1,5 +1,5 @@
-"""Logbooks: each process of a run writes its calls and rows as they happen. After the run they are merged by time into
-one journal and one set of records.
+"""Logbooks: each process of a run writes its calls and rows as they happen. After the run the logbooks are merged by
+time into one journal and one set of records.
 
 Each life of a process, from one start to its end, has two files: calls into its state machines, and rows of the events
 that it observed. If experts are recorded, a third file has the experts that its tokens chose. A killed process leaves

@@ -194,7 +194,9 @@ class DigestArrived(NamedTuple):
 
 
 class LookUpPages(NamedTuple):
-    """Look up in storage how many pages with these hashes it has, up to the first one that it lacks."""
+    """Look up in storage how many of the pages with these hashes are there, counted up to the first page that storage
+    lacks.
+    """
 
     hashes: Sequence[str]
 

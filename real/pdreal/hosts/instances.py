@@ -240,7 +240,7 @@ class Instances:
             self._mark_up([instance_id])
 
     def _mark_up(self, instance_ids: list[str]) -> None:
-        """Marks instances as up after their start, except those that have died meanwhile."""
+        """Marks started instances as up, except those that have died since their start."""
         for instance_id in filter(self.fleet.is_alive, instance_ids):
             self._up[instance_id] = monotonic()
             self._silent.difference_update(self.fleet.processes(instance_id))

@@ -231,7 +231,9 @@ async def _loading_us(launcher: Launcher) -> float:
 
 @asynccontextmanager
 async def _companion(launcher: Launcher) -> AsyncIterator[None]:
-    """Context in which one long request decodes beside others. The context begins after its first token."""
+    """Context in which one long request decodes while other requests are served. The context begins after the first
+    token of the long request.
+    """
     answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
     await anext(aiter(answer))
     reading = asyncio.create_task(_read(answer))

@@ -154,8 +154,8 @@ Integers = NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """Copies between pages of two ranks. The same copies are made in each of `planes`. Offsets are in bytes from the
-    start of the plane, here and on the other rank.
+    """Copies between pages of two ranks. The same copies are made in each of `planes`. Offsets and lengths are in
+    bytes; offsets count from the start of the plane on this rank (local) and on the other rank (remote).
     """
 
     planes: Planes

@@ -318,7 +318,7 @@ def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers
 
 
 def _enter(planes: Sequence[torch.Tensor]) -> None:
-    """Sets the current GPU of this thread, because engines open memory on the current GPU."""
+    """Makes the planes' GPU the current GPU of this thread, because engines open memory on the current GPU."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
 

@@ -43,10 +43,9 @@ def norm_rotate_(
     positions: Tensor,
 ) -> Tensor:
     """Normalises heads if norms are given, and rotates them. heads: query heads, then key heads, [tokens, heads,
-    head_dim].
-
-    norms: weights [head_dim] of query and key heads. angles: from rotary_angles; if they are fewer than a head's
-    dimensions, the first dimensions are rotated. positions: [tokens], place of each token in its sequence.
+    head_dim]. norms: weights [head_dim] of query and key heads. angles: cosines and sines of rotary_angles. If angles
+    cover fewer dimensions than a head has, only the first dimensions are rotated. positions: [tokens], place of each
+    token in its sequence.
     """
     if (rotated := angles.shape[1]) < heads.shape[2]:
         if norms is not None:

@@ -147,8 +147,8 @@ class Transformer:
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)
 
     def are_near(self, logits: Tensor, chosen: Tensor, others: Tensor) -> Tensor:
-        """Returns whether scores of other tokens are at most one step of bf16 below those of the chosen tokens, [rows].
-        chosen, others: [rows]. logits: of this rank's part of the vocabulary.
+        """Returns for each row whether the score of the other token is at most one step of bf16 below the score of the
+        chosen token, [rows]. chosen, others: token ids, [rows]. logits: of this rank's part of the vocabulary.
         """
         first, size = self.tp.part(self.config.vocab_size).start, logits.shape[1]
 

@@ -122,7 +122,7 @@ _LOG = logging.getLogger("pdreal.serve")
 
 
 def application(service: Service, *, is_local: bool = False) -> web.Application:
-    """Makes the web application. is_local: only this machine reaches the server; then requests from pages of other
+    """Makes the web application. is_local: only this machine reaches the server. Then requests from web pages of other
     origins are refused, unless they send the API key.
     """
     checks = [_key_check(service)]

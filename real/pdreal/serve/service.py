@@ -24,8 +24,8 @@ _SEEDS_APART = 0x9E3779B97F4A7C15
 
 
 class Entrance:
-    """Admits requests: those with the right API key, if there is a key, while not too many requests wait for their
-    first token.
+    """Admits requests. A request is refused if it lacks the API key (if there is a key), or if too many requests wait
+    for their first token.
     """
 
     def __init__(self, api_key: str | None = None, max_waiting_requests: int = 4096) -> None:

@@ -157,7 +157,7 @@ class ModelConfig:
 
     @property
     def mlp_sizes(self) -> list[int]:
-        """Inner sizes of MLPs that process every token: those of dense layers, and those of shared experts."""
+        """Inner sizes of MLPs that process every token: the MLPs of dense layers, and the shared experts."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
         if self.experts is not None and self.llama.routing is not None:
             sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)

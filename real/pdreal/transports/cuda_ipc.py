@@ -28,9 +28,8 @@ _WITHOUT_INDEX_OF_FAILURE = 13000  # from this version on the batch call has one
 _HAS_BATCHES = 12080
 COPIES_PER_CALL = 1024
 """Largest number of copies that one call queues. The driver holds a lock during the call, and other threads of the
-process launch nothing meanwhile: beside single calls for 71,000 copies, decode steps took up to 125 ms
-(experiments/four-h100).
-"""
+process launch nothing meanwhile. While single calls queued 71,000 copies each, decode steps took up to 125 ms
+(experiments/four-h100)."""
 
 
 class CudaError(Exception):
