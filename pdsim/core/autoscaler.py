@@ -178,7 +178,7 @@ class Autoscaler:
 
     def _spare(self, role: str, count: int, seen: dict[str, InstanceSeen]) -> Sequence[ElasticServer]:
         """Returns at most `count` serving servers of a role, those with the fewest requests first. At least one server
-        keeps serving in the role.
+        keeps serving in the role. seen: state of each instance, by id.
         """
         serving = [server for server in self.servers if server.state == SERVING and server.role == role]
         serving.sort(key=lambda server: (seen[server.instance_id].num_requests, -server.index))

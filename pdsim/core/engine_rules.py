@@ -53,8 +53,9 @@ class EngineRules:
     """A CUDA graph may have more rows than the batch has tokens. True: if each GPU holds whole experts (expert
     parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell."""
     caches_unseen: bool = False
-    """True: the prefix cache takes outputs as soon as they fill a page, so that a request that lost its pages finds
-    these outputs again."""
+    """Outputs are unseen while the scheduler does not know their tokens. True: if a request leaves the batch before its
+    end, the prefix cache keeps whole pages of its unseen outputs, and the request finds these pages when it resumes.
+    False: the pages are freed."""
 
 
 SGLANG_0_5_23 = EngineRules()

@@ -42,7 +42,7 @@ class HealthMonitor:
 
     def _down(self, instance_id: str, num_beats: int, now_ns: int, *, has_restarted: bool = False) -> PeerDown:
         """Returns the message that an instance has failed. num_beats: number of heartbeats from the last answered
-        heartbeat to the present one.
+        heartbeat to the present one. has_restarted: True: the instance has restarted already.
         """
         return PeerDown(instance_id, has_restarted, max(0, now_ns - num_beats * self._interval_ns))
 

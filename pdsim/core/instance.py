@@ -26,12 +26,15 @@ class Request:
     prompt: TokenSequence
     num_prompt_tokens: int
     priority: int = 0
+    """Requests with a higher priority are served first."""
     lease: Lease = NO_LEASE
+    """Pages that the request holds."""
     num_cached_tokens: int = 0
     """Number of the request's tokens that the prefix cache had when a forward first took the request."""
     num_scheduled_tokens: int = 0
     """Number of the request's tokens that were cached or that forwards have taken so far."""
     num_computed_tokens: int = 0
+    """Number of the request's tokens that were cached or that ended forwards have computed."""
     num_tried_tokens: int = 0
     """Number of uncached tokens when the queue last tried to begin the request; 0: the queue has not tried."""
     entry: int = 0

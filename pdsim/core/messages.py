@@ -46,16 +46,21 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """Router to both instances of the chosen pair, or to the aggregated instance: a request to serve."""
+    """Router to both instances of the chosen pair, or to the aggregated instance: a request to serve. prefill_id and
+    decode_id are equal if one instance computes the prompt and decodes.
+    """
 
     request_id: int
     arrival_ns: int
+    """Time in ns when the router routed this attempt."""
     prompt: TokenSequence
     max_output_tokens: int
     prefill_id: str
     decode_id: str
     priority: int = 0
+    """Requests with a higher priority are served first."""
     ignores_eos: bool = False
+    """True: the request ends only at its maximum number of output tokens."""
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt that encode instances or a vLLM server must encode, or whose embeddings a
     vLLM server must read. Empty: the prompt has none, all embeddings have arrived, or an SGLang server encodes them
@@ -222,8 +227,9 @@ class TransferUnit:
     """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units of these two
     instances.
 
-    source_pages and target_pages are page ids. num_bytes and num_descriptors are those of one pair of a prefill rank
-    and a decode rank. planned_ns: time in ns at which prefill planned the unit. is_last: True: the prompt's last unit.
+    source and target: ids of the prefill and the decode instance. source_pages and target_pages: page ids on each side.
+    num_bytes and num_descriptors are those of one pair of a prefill rank and a decode rank. planned_ns: time in ns at
+    which prefill planned the unit. is_last: True: the prompt's last unit.
     """
 
     request_id: int
@@ -278,6 +284,7 @@ class StagingLent:
 
     request_id: int
     spans: tuple[Span, ...]
+    """Span of each cell, in the order of the cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +297,9 @@ class StagingWatermark:
 
 @dataclass(frozen=True, slots=True)
 class CellWritten:
-    """Sender to receiver: the KV of a cell is in the ring. num_bytes: bytes that one prefill rank wrote."""
+    """Sender to receiver: the KV of a cell is in the ring. cell: index among the request's cells. num_bytes: bytes that
+    one prefill rank wrote.
+    """
 
     request_id: int
     cell: int
@@ -305,6 +314,7 @@ class CellScattered:
 
     request_id: int
     cell: int
+    """Index of the cell among the request's cells."""
     completes: KvArrived | None = None
     """Message that the receiver adds for the decode instance if the cell is the request's last. None: other cells are
     missing."""
@@ -326,6 +336,7 @@ class Abort:
     request_id: int
     reason: str
     retryable: bool = False
+    """True: another attempt may succeed, because an instance or a transfer failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +428,7 @@ class InstanceSeen:
     num_requests: int
     """Number of requests that were routed to the instance and have not ended."""
     num_queued: int
+    """Number of requests in the instance's queue (Levels.num_queued)."""
     page_use: float
     """Share of the instance's pages that requests hold. A decode page that several requests share counts once per
     request."""
@@ -536,6 +548,7 @@ class WriteBackup:
 
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
+    """Page ids in the host pool, in the order of `pages`."""
     blocks: bool
     """True: the instance's loop waits for the copy, because other requests will overwrite the pages."""
 
@@ -549,6 +562,7 @@ class LoadBack:
 
     request_id: int
     host_pages: tuple[int, ...]
+    """Page ids in the host pool, in the order of `pages`."""
     pages: tuple[int, ...]
 
 
@@ -560,27 +574,30 @@ class Offload:
     """Number of the copy. Each copy of an instance has its own number."""
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
+    """Page ids in the host pool, in the order of `pages`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChunks:
-    """Copy these chunks from host memory into GPU pages, after all earlier copies of this kind. The step that the
-    instance chooses next begins when the copy has ended.
+    """Copy these chunks of tokens (LMCache) from host memory into GPU pages, in the prompt's order, after all earlier
+    copies of this kind. The step that the instance chooses next begins when the copy has ended.
     """
 
     request_id: int
     host_chunks: tuple[int, ...]
+    """Page ids in the host pool. Each host page holds one chunk, which is the KV of one or more GPU pages."""
     pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SaveChunks:
-    """Copy these GPU pages to chunks of host memory when the step that the instance chooses next is computed. The step
-    ends when the copy has ended.
+    """Copy these GPU pages, in the prompt's order, to chunks of host memory (LMCache) when the step that the instance
+    chooses next is computed. The step ends when the copy has ended.
     """
 
     pages: tuple[int, ...]
     host_chunks: tuple[int, ...]
+    """Page ids in the host pool, one for each chunk."""
     store: "StoreKv | None" = None
     """Command to copy the chunks from host memory to storage afterwards. None: the chunks are not stored."""
 
@@ -614,16 +631,18 @@ class StoreKv:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchKv:
-    """Read a prompt's KV from storage into these host pages, for tokens from start_tokens on. LMCache takes host memory
-    only for pages that storage has, so host_pages is empty.
+    """Read KV of a prompt from storage into host memory: consecutive pages, the first of which begins at token
+    start_tokens of the prompt.
     """
 
     request_id: int
     prompt: TokenSequence
     start_tokens: int
     host_pages: tuple[int, ...]
+    """Host pages to read into, in the prompt's order. Empty with LMCache: the instance allocates host pages when the
+    reads have ended."""
     least_pages: int
-    """Minimum number of pages to read. If storage has fewer pages, it reads none."""
+    """If storage has fewer than this number of the pages, it reads none of them."""
     most_pages: int
     """Maximum number of pages to read."""
 
@@ -711,7 +730,9 @@ class ReturnKv:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """Copy a cell from the ring, at this offset, into its pages. num_bytes: bytes that one prefill rank wrote."""
+    """Copy a cell from the ring, at this offset, into its pages. cell: index among the request's cells. num_bytes:
+    bytes that one prefill rank wrote.
+    """
 
     decode_id: str
     request_id: int
@@ -769,6 +790,8 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class PrefillStep:
+    """A forward that computes chunks of prompts."""
+
     step_id: int
     chunks: tuple[PrefillChunk, ...]
     num_decode_tokens: int = 0
@@ -788,13 +811,15 @@ class DecodeStep:
     """Decode one token of every running request, up to max_steps times, before the instance is asked again.
 
     With speculative decoding: one step, which gives each request at least one token. The batch is that of the previous
-    step, without requests that ended or are in `left`, and with requests in `joined`.
+    step, without requests that ended or are in `left` (request ids), and with those in `joined` (request ids in the
+    order in which they joined).
     """
 
     step_id: int
     joined: tuple[int, ...]
     left: tuple[int, ...]
     num_requests: int
+    """Number of requests in the batch, including those in `joined`."""
     num_context_tokens: int
     """Sum over all requests of the KV tokens that the first step reads, including tokens that the step writes."""
     num_distinct_tokens: int
@@ -862,12 +887,13 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Result of a decode step that verified draft tokens. `ended` has (request_id, all output tokens) for each request
-    that ended.
+    """Result of one decode step that verified draft tokens. `ended` has (request_id, all output tokens) for each
+    request that ended.
     """
 
     num_tokens: tuple[int, ...]
-    """Number of tokens that the step gave to each request, at least 1, in batch order."""
+    """For each request of the batch, in the order in which the requests joined: number of output tokens that it gets
+    from this step, at least 1. These are the accepted drafts and the token that the target model adds."""
     ended: tuple[tuple[int, Any], ...] = ()
 
     @property

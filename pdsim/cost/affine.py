@@ -97,8 +97,8 @@ class TableModel(AffineModel):
 
 
 class Entries:
-    """Linear interpolation between table entries. Above the last entry, the line through the last two entries
-    continues. Below the first entry, the first time holds.
+    """Linear interpolation between table entries. times_ns: time in ns by size (number of tokens or of requests). Above
+    the last entry, the line through the last two entries continues. Below the first entry, the first time holds.
     """
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:

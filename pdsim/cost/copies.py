@@ -19,6 +19,7 @@ class HostCopies:
     """
 
     page_bytes: int
+    """Bytes of one page on this rank."""
     all_page_bytes: int
     """Bytes of one page, summed over all ranks."""
     num_planes: int
@@ -28,6 +29,7 @@ class HostCopies:
     save_bandwidth: float
     """Rate in bytes per second of copies to host memory."""
     load_bandwidth: float
+    """Rate in bytes per second of copies from host memory to the GPU."""
     pinning_bandwidth: float
     """Rate in bytes per second of pinning host memory. Memory is pinned once, before its first copy."""
 
@@ -128,10 +130,13 @@ class StagingCost:
     """
 
     gather_host_ns: int
+    """Host work in ns of one gather: a copy from pages into the staging buffer."""
     scatter_host_ns: int
+    """Host work in ns of one scatter: a copy from the staging ring into pages."""
     gather_bandwidth: float
     """Number of bytes per second that a gather reads or writes."""
     scatter_bandwidth: float
+    """Number of bytes per second that a scatter reads or writes."""
     num_writers: int
     """Number of prefill ranks whose cells a decode rank scatters in one call."""
 
@@ -152,15 +157,18 @@ class StorageCosts:
     num_pages: int
     """Capacity of the storage, in pages."""
     read_page_bytes: int
+    """Bytes that an instance reads for one page."""
     write_page_bytes: int
     """Bytes that an instance writes for one page. If several ranks hold the same KV, one rank writes it and each rank
     reads it."""
     read_page_objects: int
     """Number of reads that bring one page to all ranks of an instance."""
     write_page_objects: int
+    """Number of writes that bring one page of an instance to storage."""
     read_bandwidth: float
     """Read rate of all drives together in bytes per second."""
     write_bandwidth: float
+    """Write rate of all drives together in bytes per second."""
     objects_per_s: float
     """Number of object reads and writes per second of all drives together."""
     client_bandwidth: float

@@ -24,17 +24,20 @@ class DraftTimes:
     proposing: CostModel
     """Cost model of the draft's layers with the output projection."""
     num_steps: int
+    """Number of draft tokens that the draft proposes one after another (--speculative-num-steps)."""
     num_rows: int
     """Number of tokens per request in a forward that proposes tokens: branches of the draft tree or, with DSPARK,
     tokens of the proposed block."""
     num_verified: int
+    """Number of tokens per request that the target model verifies in a step."""
     computes_prompts: bool
     """True: the draft's layers also compute prompts. False: the draft proposes a block in one forward, from the
     target's hidden states (DSPARK). The time of projecting these states to KV is not counted."""
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
+    """Results of `decode_line` without expert_share, by number of requests."""
 
     def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:
-        """Returns the time of all draft forwards of one decode step.
+        """Returns the time of all draft forwards of one decode step, as a line over the KV tokens that the batch reads.
 
         expert_share: number of tokens that experts compute, divided by the number of this instance's tokens; None: 1.
         """

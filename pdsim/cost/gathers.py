@@ -15,6 +15,7 @@ class Gathers(NamedTuple):
     """Time of the collectives of one forward: a fixed time and a time per token."""
 
     fixed_ns: float = 0
+    """Fixed time in ns of a forward's collectives."""
     token_ns: float = 0
     """Additional time in ns for each token."""
 
@@ -32,6 +33,7 @@ class Collectives:
 
     layout: Layout
     fixed_ns: float
+    """Fixed time in ns of one collective."""
     link_efficiency: float
     """Share of the nominal NVLink bandwidth that collectives reach."""
 

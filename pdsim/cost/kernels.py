@@ -40,7 +40,7 @@ _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """Measured rates of one operator on one GPU, for one data type or one number of GPUs."""
+    """Measured rates of one operator on one GPU, for one kind of its kernel: a data type or a number of GPUs."""
 
     compute: float
     """Share of the GPU's nominal operations per second that the kernel reaches."""
@@ -95,7 +95,9 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """Returns the measured kernel of this GPU or, if this GPU was not measured, the medians over all measured GPUs.
+    """Returns the rates that a kernel reaches on a GPU. If the kernel was not measured on this GPU, each field is the
+    median of this field over the GPUs on which it was measured (_of_others).
+
     kind: variant of the operator's kernel, such as a data type or a number of GPUs.
     """
     own = _kernels().get((gpu, operator, kind))
@@ -145,6 +147,7 @@ class Beyond(NamedTuple):
     """Factors by which experts take longer on servers than the operator tables say."""
 
     slowness: float = 1
+    """Factor on the experts' times."""
     spread: float = 1
     """Factor by which the true slowness may lie above or below `slowness`."""
     undivided: float = 1

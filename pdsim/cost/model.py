@@ -10,11 +10,12 @@ FRACTION_BITS = 20
 
 
 class DecodeLine(NamedTuple):
-    """Duration of a decode step of a fixed batch size, linear in the KV tokens that the batch reads. All values are in
-    units of 2**-20 ns.
+    """Duration of a decode step of a fixed batch size: a line over the numbers of context tokens (KV tokens that the
+    batch reads) and of distinct context tokens. All values are in units of 2**-20 ns.
     """
 
     base: int
+    """Time of the step without the parts that grow with KV tokens."""
     per_context_token: int
     """Time of each context token. A token that several requests read counts once for each of them."""
     per_distinct_token: int
@@ -54,7 +55,9 @@ class CostModel(Protocol):
         """
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps with num_requests requests. Equal arguments give equal results."""
+        """Duration of a decode step with num_requests requests, as a line over the KV tokens that the batch reads.
+        Equal arguments give equal results.
+        """
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         """Terms of a forward's duration on a GPU that was idle before."""

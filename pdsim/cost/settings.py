@@ -153,7 +153,9 @@ class Kernels:
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
-        """Returns the cost models at the fast and at the slow end of the range."""
+        """Returns the cost models at the fast and at the slow end of the range of times that measured kernels allow
+        (slowness -1 and 1).
+        """
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:

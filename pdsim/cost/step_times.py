@@ -26,6 +26,7 @@ class Drafting(NamedTuple):
     """
 
     tokens: int = 1
+    """Number of tokens per request that the target model computes in a decode step. 1: no drafts."""
     step_ns: float = 0
     """Measured time in ns that drafting takes in each step."""
     model: DraftTimes | None = None
@@ -86,7 +87,9 @@ class DecodeHostOverhead(NamedTuple):
     """Host time between two decode steps, for processing the results of one step and preparing the next."""
 
     step_ns: float = 0
+    """Time in ns of each step."""
     request_ns: float = 0
+    """Additional time in ns for each request of the batch."""
     prefill_ns: float = 0
     """Additional host time in ns of each prefill forward, in an instance whose scheduler loop runs both prefill and
     decode."""
@@ -137,8 +140,8 @@ class AttentionWaves(NamedTuple):
         return self.merge_ns if self.num_splits(num_requests) > 1 else 0.0
 
     def line(self, num_requests: int, smooth: DecodeLine) -> DecodeLine:
-        """Returns the duration of a step in waves. smooth: duration of the same step if only memory reads limited
-        attention.
+        """Returns the duration of a step in waves, as a line over the KV tokens that the batch reads. smooth: duration
+        of the same step if only memory reads limited attention.
 
         All contexts are assumed to be equally long. Requests of one wave that share KV read it from memory once, but
         each of them takes time of the SMs for it.
@@ -196,9 +199,12 @@ class StepTimes:
     """
 
     prefill: CostModel
+    """Cost model of prefill forwards."""
     decode: CostModel
+    """Cost model of decode steps."""
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
+    """CUDA graphs of decode steps. None: steps are timed without graphs and empty rows."""
     waves: AttentionWaves | None = None
     """Waves of decode attention. None: the time per KV token is the same for all batch sizes."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
@@ -253,7 +259,9 @@ class StepTimes:
         return self.prefill_ns(step.prefill, start_ns, expert_tokens) + (kv >> FRACTION_BITS)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
-        """Durations of decode steps with num_requests requests, including drafting and host work."""
+        """Duration of a decode step with num_requests requests, including drafting and host work, as a line over the KV
+        tokens that the batch reads.
+        """
         line = self.lines.get(num_requests)
         if line is None:
             line = self._around(num_requests, self.decode.decode_line(self.num_computed(num_requests)))
@@ -261,7 +269,9 @@ class StepTimes:
         return line
 
     def with_swaps(self, line: DecodeLine, step: DecodeStep) -> DecodeLine:
-        """Returns the line of a decode step, including its copies between host memory and GPU."""
+        """Returns the duration of a decode step, including its copies between host memory and GPU. line: the step's
+        duration without these copies.
+        """
         if self.swaps is None or not isinstance(step, HiSparseStep):
             return line
         return line.later(self.swaps.step_ns(step, line.base >> FRACTION_BITS))
@@ -277,7 +287,9 @@ class StepTimes:
         return graphs is not None and not graphs.has_free_rows and graphs.size(num_requests) is not None
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """Durations of decode steps whose experts compute expert_tokens tokens. Only rooflines distinguish experts."""
+        """As decode_line, if the experts compute expert_tokens tokens instead of the step's own. Only rooflines
+        distinguish experts.
+        """
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)
         computed = self.num_computed(num_requests)
@@ -304,10 +316,11 @@ class StepTimes:
         self._num_shared_steps = 0
 
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
-        """Returns the duration of a whole decode step. line: duration of the target model's forward in this step.
+        """Returns the duration of a whole decode step, as a line over the KV tokens that the batch reads.
 
-        expert_share: number of tokens that experts compute, divided by the number of the instance's own tokens; None:
-        1.
+        line: duration of the target model's forward. The result adds drafting, host work, empty rows of the CUDA graph
+        and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that experts compute,
+        divided by the number of the instance's own tokens; None: 1.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)
@@ -383,9 +396,9 @@ class PipelineTimes:
     ) -> int:
         """Passes a forward through all stages. Returns the time in ns at which the forward leaves the last stage.
 
-        largest_ns: duration of the forward in the stage with most layers. free_ns: times in ns at which each stage
-        becomes free. The call updates them. loads: start and end in ns of loads of cached KV. During a load, each stage
-        loads KV of its own layers, and each layer waits for its KV.
+        start_ns: time in ns at which the forward may begin. largest_ns: duration of the forward in the stage with most
+        layers. free_ns: times in ns at which each stage becomes free. The call updates them. loads: start and end in ns
+        of loads of cached KV. During a load, each stage loads KV of its own layers, and each layer waits for its KV.
         """
         hop_ns, end_ns = round(self.hop_token_ns * num_tokens), start_ns
         for stage, num_layers in enumerate(self.layers):

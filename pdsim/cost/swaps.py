@@ -27,6 +27,7 @@ class SwapCosts:
     """
 
     num_layers: int
+    """Number of layers whose KV is copied."""
     num_index_layers: int
     """Number of layers with an indexer."""
     token_bytes: int
@@ -40,6 +41,7 @@ class SwapCosts:
     load_bandwidth: float
     """Rate in bytes per second of copies to the GPU."""
     save_bandwidth: float
+    """Rate in bytes per second of copies to host memory."""
 
     def step_ns(self, step: HiSparseStep, computing_ns: int) -> int:
         """Time in ns by which copies prolong this step. computing_ns: duration of the step without reading KV."""

@@ -43,7 +43,7 @@ counts `weight` times.
 
 
 class RunSamples:
-    """Exact statistics of many values that are given as arithmetic progressions, without listing the values.
+    """Exact statistics of many values that are given as arithmetic progressions (Run), without listing the values.
     Progressions must not decrease.
     """
 

@@ -26,6 +26,7 @@ class _Row(NamedTuple):
     first_ns: int
     growth_ns: float
     num_steps: int
+    """Number of these decode steps."""
 
 
 class _Stay(NamedTuple):
@@ -128,7 +129,8 @@ def grouped(runs: Iterable[Run], interval: int) -> Iterator[Run]:
     at the end.
 
     runs: gaps between successive tokens, in order; the `weight` tokens of one step share the time of the step. Yields
-    runs of times between groups, whose weight is the number of tokens per group.
+    the times between groups; the weight is the number of tokens per group. A Run is a tuple that stands for values
+    which grow evenly (pdsim.metrics.distribution).
     """
     unsent_time, num_unsent = 0.0, 0
     for first, growth, length, weight in runs:
@@ -167,7 +169,9 @@ def _gaps(stay: _Stay) -> Iterator[Run]:
 
 
 def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """Yields the runs, cut so that they have `count` values in all."""
+    """Yields the runs (progressions of values, see pdsim.metrics.distribution), cut so that they have `count` values in
+    all.
+    """
     for first, growth, length, weight in runs:
         if count <= 0:
             return

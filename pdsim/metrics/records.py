@@ -172,7 +172,9 @@ class TokenGap(NamedTuple):
     """
 
     duration_ns: int
+    """Length of the gap in ns."""
     num_requests: int
+    """Number of requests that have this gap at the same time."""
     num_tokens: int = 1
     """Number of tokens per request that arrive together after the gap."""
 
@@ -184,7 +186,9 @@ class HostCopyRecord(NamedTuple):
     kind: str
     """load (from the host cache), write (to the host cache), read (from storage) or store (to storage)."""
     start_ns: int
+    """Time when the copy began."""
     end_ns: int
+    """Time when the copy ended."""
     num_pages: int
     num_bytes: int
     """Bytes of all ranks together."""
@@ -194,10 +198,12 @@ class ServerRecord(NamedTuple):
     """The role of one server of an elastic cluster, from time_ns until the server's next record."""
 
     server: int
+    """Number of the server, from 0."""
     time_ns: int
     role: str
     """Role of the server. Empty: the server is off."""
     state: str
+    """off, starting, serving or draining."""
 
 
 class LevelRecord(NamedTuple):
@@ -220,6 +226,7 @@ class LevelRows:  # noqa: PLW1641  its rows change
     COLUMNS: ClassVar[tuple[str, ...]] = ("instance_id", "time_ns", *Levels._fields)
 
     _columns: "list[array[int]]" = field(default_factory=lambda: [array("q") for _ in LevelRows.COLUMNS])
+    """Values of each column of COLUMNS, in the order of the rows."""
     _texts: dict[str, int] = field(default_factory=dict)
     """The number that stands for each text in the columns."""
     _new: list[tuple[str, int, Levels]] = field(default_factory=list)
@@ -281,10 +288,11 @@ class RunRecords:
     levels: Collection[LevelRecord] = field(default_factory=LevelRows)
     """Requests and pages of each instance over time. Empty: the run did not record them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
+    """Gaps between tokens that are not the duration of one decode step. `steps` has all other gaps."""
     token_groups: list[Run] | None = None
-    """With a stream interval, a client receives tokens in groups. Times in ns between the groups of each finished
-    request; the weight of a Run is the number of tokens per group. None: each token reaches the client alone.
-    """
+    """With a stream interval, a client receives tokens in groups. One list for all finished requests: times in ns
+    between the groups of a request. Each item is a tuple `Run` of pdsim.metrics.distribution: consecutive times that
+    grow evenly; its weight is the number of tokens per group. None: each token reaches the client alone."""
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Copies to and from host caches and storage. Empty: there are no host caches."""
     servers: list[ServerRecord] = field(default_factory=list)

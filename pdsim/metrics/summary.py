@@ -118,8 +118,8 @@ def _gaps_in_groups(groups: Iterable[Run]) -> Iterator[Run]:
 
 
 def _chunk_fields(groups: Iterable[Run] | None) -> dict[str, float | None]:
-    """Summary fields of the times between groups of tokens that reach the client together. Empty: no stream
-    interval.
+    """Summary fields of the times between groups of tokens that reach the client together. Empty: no stream interval.
+    groups: RunRecords.token_groups.
     """
     if groups is None:
         return {}

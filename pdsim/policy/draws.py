@@ -15,9 +15,10 @@ class Draws:
     """Random numbers that are equal in every replay: splitmix64 (Steele, Lea and Flood 2014) over a counter."""
 
     count: int = 0
+    """Number of numbers drawn so far."""
 
     def below(self, n: int, seed: int) -> int:
-        """Returns the next random integer in [0, n)."""
+        """Returns the next random integer in [0, n). seed: the policy's seed, equal in all calls."""
         self.count += 1
         z = (seed * 0xD1342543DE82EF95 + self.count * 0x9E3779B97F4A7C15) & _MASK
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK

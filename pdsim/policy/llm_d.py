@@ -32,7 +32,9 @@ class _Sessions(BoundSessions):
     """Remembers the instance of each session, and gives this instance the highest score."""
 
     turn: int = 0
+    """Number of sessions that got an instance so far, for taking turns."""
     looked_ns: int = 0
+    """Time in ns of the last search for sessions to forget."""
 
     def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
         """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for the others. If the

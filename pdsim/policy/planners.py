@@ -45,7 +45,9 @@ class ThroughputPlanner:
     """True: the policy divides all servers between the roles, as with `min_gpu_budget` equal to `max_gpu_budget`. No
     server starts or stops."""
     _input_tokens: float = field(default=0.0, init=False)
+    """Mean tokens per prompt in the last interval with arrivals. 0: nothing arrived."""
     _output_tokens: float = field(default=0.0, init=False)
+    """Mean tokens per output in the last interval in which requests finished. 0: none finished."""
 
     def __post_init__(self) -> None:
         step_ns = self.decode_base_ns + self.decode_request_ns + self.decode_kv_token_ns

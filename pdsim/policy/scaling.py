@@ -54,6 +54,8 @@ class Forecast:
     keep_servers: bool = False
     """True: the policy divides all servers between the roles. No server starts or stops."""
     _last: tuple[float, float] | None = field(default=None, init=False)
+    """Load of the last interval: (prompt tokens per second, number of decoding requests). None: there was no interval.
+    """
 
     def __post_init__(self) -> None:
         if self.prefill_token_rate_per_s <= 0 or self.decode_requests <= 0:

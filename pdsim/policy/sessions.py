@@ -118,6 +118,7 @@ class StickyLeastLoaded:
     reads_sessions: ClassVar[bool] = True
     _bound: BoundSessions = field(default_factory=BoundSessions, init=False)
     _looked_ns: int = field(default=0, init=False)
+    """Time in ns of the last search for old sessions."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def __post_init__(self) -> None:

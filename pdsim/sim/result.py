@@ -23,7 +23,9 @@ class RunResult(RunTables):
     scenario: Scenario
     """The scenario with all defaults filled in."""
     records: RunRecords
+    """Records of all requests, including warm-up requests."""
     num_events: int
+    """Number of events that the simulation scheduled."""
     stall: list[str] = field(default_factory=list)
     """One line for each request that never ended. Empty: the run did not stall."""
     num_primes: int = 0

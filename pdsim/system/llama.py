@@ -5,7 +5,9 @@ from pdsim.dataclass import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Llama 3's scaling of rotary position embeddings: rope_scaling of type llama3 in config.json."""
+    """Llama 3's scaling of rotary position embeddings: rope_scaling of type llama3 in config.json. Each field has the
+    name and meaning of its field there.
+    """
 
     factor: float
     low_freq_factor: float
@@ -15,7 +17,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN's scaling of rotary position embeddings and attention: rope_scaling of type yarn in config.json."""
+    """YaRN's scaling of rotary position embeddings and attention: rope_scaling of type yarn in config.json. Each field
+    has the name and meaning of its field there.
+    """
 
     factor: float
     original_max_position_embeddings: int
@@ -34,6 +38,7 @@ class GroupedRouting:
     num_groups: int
     """Number of groups of experts. A group's score is the sum of its two best experts' scores."""
     num_active_groups: int
+    """Number of groups from which a token's experts are chosen."""
     scale: float
     """Factor on the sum of the chosen experts' outputs."""
     num_shared: int
@@ -52,7 +57,9 @@ class GatedDelta:
     num_value_heads: int
     """Number of value heads. Each has one state of key_dim x value_dim elements."""
     key_dim: int
+    """Width of a key head."""
     value_dim: int
+    """Width of a value head."""
     conv_tokens: int = 4
     """Number of tokens that the convolution before the recurrence sees, including the token itself."""
     attention_interval: int = 4

@@ -348,7 +348,9 @@ class MemoryTier:
     """SGLang's defaults that depend on the memory size of a GPU."""
 
     chunked_prefill_tokens: int
+    """Default maximum tokens of a prefill forward."""
     max_graph_batch: int
+    """Default batch size of the largest CUDA graph of decode steps."""
 
 
 def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:

@@ -225,16 +225,17 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentState:
-    """State of fixed size that linear-attention layers keep for a request. Sizes are sums over all ranks."""
+    """State of fixed size that linear-attention layers keep for a request."""
 
     num_layers: int
+    """Number of layers of linear attention."""
     conv_bytes: int
-    """Bytes of one layer's convolution state."""
+    """Bytes of one layer's convolution state of one request, over all ranks."""
     ssm_elements: int
-    """Number of elements of one layer's recurrent state."""
+    """Number of elements of one layer's recurrent state of one request, over all ranks."""
     chunk_tokens: int = CHUNK_TOKENS
-    """Kernels write a request's state after each multiple of this number of prompt tokens (config.json:
-    mamba_chunk_size)."""
+    """Number n of tokens (config.json: mamba_chunk_size). While kernels compute a prompt, they write its state after
+    every n tokens."""
 
     def num_bytes(self, dtype: StateDtype) -> int:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])

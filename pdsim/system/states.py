@@ -101,17 +101,20 @@ def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> in
 
 
 class StateBlocks(NamedTuple):
-    """How vLLM divides a pool of blocks between KV and states."""
+    """How vLLM's pool of blocks is shared by the KV of attention layers and the states of linear-attention layers. A
+    block holds KV or states of one group of layers (state_blocks).
+    """
 
     pages_per_state: int
-    """Number of pages that one state takes. A page is the set of blocks that hold the KV of the same tokens."""
+    """Number of pages that the state of one request takes. A page is the set of blocks, one for each group of attention
+    layers, that hold the KV of the same tokens."""
     padding: float
-    """Bytes of the blocks of a page, divided by the bytes of KV in them."""
+    """Factor, at least 1: bytes of all blocks of a page, divided by the bytes of KV in them."""
 
 
 def state_blocks(num_attention_layers: int, num_state_layers: int) -> StateBlocks:
-    """Divides a model's layers into groups of equal size, each with layers of one kind. Each group takes one block for
-    each page of KV, or for each state (0.33.0, v1/core/kv_cache_planning.py:521).
+    """Divides a model's layers into groups of equal size, each with layers of one kind: attention or linear attention.
+    Each group takes one block for each page of KV, or for each state (0.33.0, v1/core/kv_cache_planning.py:521).
     """
     least, most = sorted((num_attention_layers, num_state_layers))
     size = most if most < _UNEVEN * least else least

@@ -24,7 +24,9 @@ class Topology:
     capacity: Mapping[str, float]
     """Bandwidth of each link in bytes per second."""
     ways_out: Mapping[str, Path]
+    """Path from each instance to the network."""
     ways_in: Mapping[str, Path]
+    """Path from the network to each instance."""
 
 
 LinkKind = Literal["nic", "nvlink", "host"]

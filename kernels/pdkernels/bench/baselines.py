@@ -29,7 +29,12 @@ def plain_kernel(
     TO_STAGING: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Copies one plane of one writer, one element at a time, as the simplest kernel would."""
+    """Copies one plane of one writer, one element at a time, as the simplest kernel would.
+
+    slots: slot of each token. elements: number of elements to copy. ROW: elements of a token that are copied. STRIDE:
+    elements of a token in the plane. TO_STAGING: True: copies from the plane to staging; False: back. ELEMENTS:
+    elements per program.
+    """
     element = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
     live = element < elements
     slot = tl.load(slots + element // ROW, mask=live, other=0).to(tl.int64)
@@ -41,12 +46,16 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that launch plain_kernel once for each plane and, when scattering, for each writer."""
+    """Returns one call for each page list of `memory`. Each call launches plain_kernel once for each plane and, if side
+    is "scatter" instead of "gather", for each writer.
+    """
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that use index_select or index_copy, once for each plane and, when scattering, for each writer."""
+    """Returns one call for each page list of `memory`. Each call uses index_select (side "gather") or index_copy (side
+    "scatter"), once for each plane and, when scattering, for each writer.
+    """
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
 
@@ -54,8 +63,8 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
-    """Returns a function that moves one request, with a call of `move` for each plane and writer. pages: the request's
-    page list. offset: beginning of the request in staging, in bytes.
+    """Returns a function that moves one request, with a call of `move` for each plane and writer. side: "gather" or
+    "scatter". pages: the request's page list. offset: beginning of the request in staging, in bytes.
     """
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1
@@ -100,8 +109,8 @@ def _slots(case: Case, pages: torch.Tensor) -> torch.Tensor:
 
 
 def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that use cudaMemcpy2DAsync, once per page, plane and writer. A copy engine copies some heads of
-    each token.
+    """Returns one call for each page list of `memory`. Each call uses cudaMemcpy2DAsync, once per page, plane and
+    writer. side: "gather" or "scatter". A copy engine copies some heads of each token.
     """
     copy_2d = _runtime().cudaMemcpy2DAsync
     pool = memory.pool
@@ -147,8 +156,11 @@ def has_copy_batch() -> bool:
 
 
 def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns calls that use cudaMemcpyBatchAsync, with a range for each page and plane; or for each token, if several
-    writers share its row.
+    """Returns one call for each page list of `memory`. Each call uses cudaMemcpyBatchAsync. side: "gather" copies from
+    pages to staging, "scatter" from staging to pages.
+
+    A call copies a range of bytes for each page and plane. If several writers (prefill ranks that send to this rank)
+    share a token's row, it copies a range for each token, plane and writer.
     """
     batch = _runtime().cudaMemcpyBatchAsync
     stream = torch.cuda.Stream()  # the call refuses the default stream
@@ -175,7 +187,8 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
 
 def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
     """Returns three arrays over all ranges of one request, in the order of staging: addresses in pages, addresses in
-    staging, bytes. pages: the request's page list. base: address of the request in staging.
+    staging, bytes. side: "gather" or "scatter"; only a scatter has a range for each writer. pages: the request's page
+    list. base: address of the request in staging.
     """
     writers = case.writers if side == "scatter" else 1
     run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer

@@ -135,7 +135,8 @@ class AdmissionQueue:
         admitted, even if a later request would fit.
 
         view: the decode instance, as the policy sees it. num_slots: maximum number of requests that are in transfer,
-        ready or running. num_buffers: number of free metadata buffers; each transfer takes one.
+        ready or running. num_buffers: number of free metadata buffers; each transfer takes one, and FOREVER means no
+        limit.
         """
         self.blocked_by, self.ask_again_steps = "", FOREVER
         if not self.queued:

@@ -38,6 +38,7 @@ class RunningRequest(Request):
     num_output_tokens: int = 0
     """Number of output tokens. The batch updates this number when the request leaves and before a policy reads it."""
     joined_at_step: int = 0
+    """Number of steps that the batch had run when num_output_tokens was last updated."""
     output: TokenSequence | None = None
     """Output tokens that the request had when it was last retracted. None: the tokens are unknown, or there is no
     prefix cache."""

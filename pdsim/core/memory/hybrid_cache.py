@@ -19,6 +19,7 @@ class StateLimits:
     """Number of states that an instance has room for, and the tokens after which it keeps a state."""
 
     num_slots: int
+    """Number of slots of the instance. A slot holds one state of one request, in all layers of linear attention."""
     slots_per_request: int
     """Number of slots that a request holds while it has a lease: for its own state, and for states that will be
     cached."""

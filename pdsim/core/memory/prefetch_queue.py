@@ -20,8 +20,11 @@ class Reading:
 
     command: PrefetchKv
     num_found: int = 0
+    """Number of consecutive pages that the lookup found in storage."""
     num_read: int = 0
+    """Number of these pages that are read so far."""
     is_stopped: bool = False
+    """True: the instance has sent StopPrefetch, so no further read begins."""
 
 
 class PrefetchQueue:

@@ -297,8 +297,10 @@ class PrefillInstance:
         return commands
 
     def _enqueue_granted(self) -> None:
-        """Moves granted and optimistic requests into the queue of prompts, by arrival, as long as slots for first
-        tokens are free.
+        """Moves requests from `granted` into the queue of prompts, by arrival. `granted` has requests to which decode
+        has granted pages, and requests that may begin before their grant (optimistic prefill).
+
+        Each begun prompt needs a slot for its first token, so as many requests move as slots are free.
         """
         held = self._builder.num_unbegun + len(self._builder.begun) + self.num_slots_sending
         num_free = self._max_first_tokens - held

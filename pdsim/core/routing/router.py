@@ -54,6 +54,7 @@ class RetryLimits:
     backoff_jitter: float = 0.2
     """Maximum random change of a backoff, as a share of the backoff."""
     seed: int = 0
+    """Seed of the random jitter."""
 
 
 NO_RETRIES = RetryLimits(max_retries=0)
@@ -78,11 +79,13 @@ class _Request:
     num_tokens: int
     """Length of the prompt in tokens."""
     num_retries: int = 0
+    """Number of attempts after the first."""
     attempt: m.NewRequest | None = None
     """The last attempt. at_prefill and at_decode tell which instances still work on it."""
     at_prefill: bool = False
     at_decode: bool = False
     streamed: bool = False
+    """True: an instance has streamed the first token."""
     is_counted: bool = False
     """True: the loads of both instances include this request. Used with counts_streams only."""
 
@@ -243,7 +246,9 @@ class Router:
         return []
 
     def _release_held(self, held: HeldRequests, now_ns: int) -> list[m.Command]:
-        """Routes held requests until all instances are busy again. If no instance is up, no request stays held."""
+        """Routes held requests until all instances are busy again. If all instances of a role are down, every held
+        request waits for another attempt instead, or fails if it has no retry left.
+        """
         commands: list[m.Command] = []
         role = self._role_down
         while (request_id := held.take(anyway=bool(role))) is not None:

@@ -22,17 +22,22 @@ LEAST_TOKENS = 64
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that goes back from decode to prefill, and the lease with which one of the two instances holds it."""
+    """KV that goes back from decode to prefill, and the lease with which one of the two instances holds it: KV of the
+    first num_tokens tokens of `sequence`.
+    """
 
     request_id: int
     lease: Lease
     sequence: TokenSequence
     num_tokens: int
     prefill_id: str = ""
+    """Prefill instance that gets the KV. Empty on that instance itself."""
 
 
 class KvGiver:
-    """The decode side of KV returns: offers KV of ended requests, and releases it afterwards."""
+    """The decode side of KV returns: offers KV of ended requests, and releases it afterwards. wire: layout of the KV
+    that one decode rank sends back to one prefill rank.
+    """
 
     def __init__(self, decode_id: str, cache: KvCache, wire: RankPairLayout) -> None:
         self.held: dict[int, Returning] = {}

@@ -68,7 +68,7 @@ class RankPairLayout:
     ) -> "TransferSize":
         """Returns bytes and descriptors of a transfer of pages. source and target: page ids on prefill and on decode.
 
-        sent: range of all the prompt's tokens that decode lacked, if the prompt's last pages are transferred. The
+        sent: indices of all the prompt's tokens that decode lacked, if the prompt's last pages are transferred. The
         result then includes KV of layers with a window, and the request's state if with_state is True. None: later
         pages follow.
         """
@@ -92,13 +92,13 @@ class RankPairLayout:
         return TransferSize(num_bytes, num_descriptors)
 
     def num_window_pages(self, sent: range) -> int:
-        """Number of pages with KV of the window at the prompt's end. sent: range of all tokens that decode lacked."""
+        """Number of pages with KV of the window at the prompt's end. sent: indices of the tokens that decode lacked."""
         first = max(sent.start, sent.stop - self.window_tokens) // self.page_size
         return -(-sent.stop // self.page_size) - first
 
     def _windows(self, sent: range) -> "TransferSize":
-        """Bytes and descriptors of KV in layers with a window, for the last tokens of a prompt (SGLang 0.5.23,
-        disaggregation/prefill.py:1588).
+        """Bytes and descriptors of KV in layers with a window, for a prompt's last window_tokens tokens (SGLang 0.5.23,
+        disaggregation/prefill.py:1588). sent: indices of the prompt's tokens that decode lacked.
 
         The pages of a window count as contiguous.
         """

@@ -18,6 +18,7 @@ class Span(NamedTuple):
 
     offset: int
     round: int
+    """Number of the round through the ring, from 0. Offsets begin at 0 in each round."""
     end: int
 
 

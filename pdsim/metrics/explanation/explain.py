@@ -30,6 +30,7 @@ class StageTimes:
 
     stage: str
     meaning: str
+    """Description of the stage, for users."""
     mean_ms: float
     median_ms: float
     slowest_ms: float

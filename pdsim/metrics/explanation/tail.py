@@ -34,7 +34,9 @@ class Cause(NamedTuple):
     """Why a request was slow: the part of its critical path that took longer than usual, and the scarce resource."""
 
     text: str
+    """Description of the cause, for users."""
     part: str
+    """Part of the critical path, a key of PARTS."""
     resource: str = ""
     """Name of the scarce resource, as in pdsim.sim.uncertainty.sensitivity. Empty: no resource was scarce."""
 
@@ -44,11 +46,13 @@ class TailGroup:
     """The slowest requests that have one cause."""
 
     cause: str
+    """Description of the cause, for users."""
     part: str
     """The part of the critical path that took longer than usual. Times of the part are in ms; for TPOT, in ms per
     output token after the first.
     """
     resource: str
+    """Name of the scarce resource. Empty: no resource was scarce."""
     num_requests: int
     share: float
     """Share of the slowest requests that belong to the group."""
@@ -61,8 +65,9 @@ class TailGroup:
     instances.
     """
     first_s: float
+    """Begin in s of the shortest time window in which 90 % of the group's requests arrived."""
     last_s: float
-    """End in s of the shortest time window in which 90 % of the group's requests arrived. first_s is its begin."""
+    """End in s of this time window."""
     window_share: float
     """Length of the time window from first_s to last_s, as a share of the time in which all requests arrived."""
     load: float | None
@@ -74,6 +79,7 @@ class TailGroup:
     a long output (output tokens). None: any other cause.
     """
     all_tokens: float | None
+    """The same median over all requests. None: as for `tokens`."""
     example: int
     """Id of the slowest request in the group."""
 
@@ -84,7 +90,9 @@ class Tail:
 
     metric: TailMetric
     percent: float
+    """Share of the finished requests, in %, that counts as slowest."""
     num_requests: int
+    """Number of the slowest requests."""
     num_all: int
     """Number of finished requests for which the metric is defined."""
     from_ms: float
@@ -92,6 +100,7 @@ class Tail:
     median_ms: float
     """Median of the metric in ms over all finished requests."""
     is_aggregated: bool
+    """True: one instance computes the prompt and decodes."""
     groups: list[TailGroup]
 
 

@@ -38,6 +38,7 @@ class InstanceUsage:
     mean_pages_used: float
     """Mean share of the KV pool that requests hold."""
     mean_running: float
+    """Mean number of running requests."""
     mean_waiting: float
     """Mean number of requests that wait: in the queue, for a slot in the batch, or for memory after a retraction."""
     link_busy: float

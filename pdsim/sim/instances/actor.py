@@ -33,6 +33,7 @@ class Waiting:
     due_ns: int
     callback: Callback
     payload: Any
+    """Argument of the callback."""
     order: EventPriority
     alarm: Alarm | None = None
 

@@ -23,15 +23,20 @@ class Batch:
     """Pages that are read from or written to storage together."""
 
     client: "StorageClient"
+    """The instance's threads, which hear of the end."""
     kind: Literal["read", "store"]
+    """read: from storage to host memory. store: from host memory to storage."""
     num_pages: int
     num_bytes: int
+    """Bytes over all ranks of the instance."""
     start_ns: int
+    """Time in ns when the read or write began."""
 
 
 class Storage:
-    """The KV storage of a cluster: one store per server or one shared store, and the links to the stores. record:
-    called with the record of each copy. tell: called with messages to instances.
+    """The KV storage of a cluster: one store per server or one shared store, and the links to the stores. shared: True:
+    one store for all servers. page_size: tokens per page. record: called with the record of each copy. tell: called
+    with messages to instances.
     """
 
     def __init__(

@@ -16,10 +16,13 @@ class EmbeddingMove:
     """
 
     moves: "EmbeddingMoves"
+    """Hears when the embeddings arrive."""
     sent: m.SendEmbeddings
+    """The command that asked for the move."""
     start_ns: int
     """Time in ns at which encoding the part began."""
     end_ns: int
+    """Time in ns at which encoding the part ended."""
 
     def arrived(self) -> None:
         self.moves.on_arrived(self)

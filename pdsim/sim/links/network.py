@@ -143,7 +143,9 @@ class Flows:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A running transfer of one unit."""
+    """A running transfer of one unit. start_ns, setup_ns, line_ns, posting_ns: times of its stages so far, as in
+    TransferRecord.
+    """
 
     unit: TransferUnit
     num_bytes: int

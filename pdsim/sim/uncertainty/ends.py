@@ -40,7 +40,9 @@ VerdictOf = Callable[[RunResult], Any]
 
 
 class _Found(NamedTuple):
-    """Numbers of one end of the range, and the verdict on its run, if any."""
+    """Numbers of one end of the range. verdict: value of verdict_of (see Ends) for its run; None: nobody asked for a
+    verdict, or not all requests were simulated.
+    """
 
     numbers: Numbers
     verdict: Any = None
@@ -121,8 +123,9 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 
 class _End:
-    """One end of the range. The process that made this object simulates the end when its numbers are needed.
-    part_requests: number of first requests after which the judge may extrapolate; None: all requests are simulated.
+    """One end of the range: a run of the same load with the fastest or the slowest step times. The process that made
+    this object simulates the end when its numbers are needed. part_requests: number of first requests after which the
+    judge may extrapolate; None: all requests are simulated.
     """
 
     def __init__(
@@ -142,7 +145,9 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Sets the judge of this end. A forked end also judges its first requests at once."""
+        """Sets the judge of this end: the function that extrapolates from its first requests (Judge). A forked end also
+        judges its first requests at once.
+        """
         self._judge = judge
 
     def found(self) -> _Found:
@@ -165,8 +170,11 @@ class _End:
 
 
 class _ForkedEnd(_End):
-    """One end of the range, simulated in a forked process. The process sends the numbers of its first requests, waits
-    for the judge's answer, and then sends the numbers of the end.
+    """One end of a run's range (with the fastest or with the slowest step times), simulated in a forked process.
+
+    When the end's first requests have ended, the process sends their numbers (Part) to the parent, and waits. The
+    parent's judge answers with the end's numbers for the whole load, or with None; after None, the process simulates
+    the whole load. In both cases it then sends the end's numbers (_Found), and ends.
     """
 
     def __init__(self, end: _End) -> None:

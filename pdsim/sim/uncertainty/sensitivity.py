@@ -64,11 +64,13 @@ class Limit(NamedTuple):
     """The resource that limits one metric, if any."""
 
     metric: str
+    """Field of the summary, or name of a measured metric."""
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
     """Relative change of the metric if there is GAIN more of `resource`. No limiting resource: GAIN more of `most`."""
     relief: str
+    """Fields of the scenario that increase `resource`, as text. Empty: no field does."""
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
     most: str = ""

@@ -65,7 +65,9 @@ _PATTERN: dict[str, Layer] = {
     "-": Layer("", "dense"),
     "E": Layer("", "experts"),
 }
+"""Layer for each letter of hybrid_override_pattern."""
 _BLOCKS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
+"""Letter of hybrid_override_pattern for each kind of layer in layers_block_type."""
 
 
 def _single_blocks(config: Config) -> list[Layer]:
