@@ -1,6 +1,7 @@
 """Makes the records of a run from the events that the simulator, or real mode, reports."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pdsim.core.instance import Levels
@@ -130,13 +131,16 @@ class Recorder:
         record.encode_id = encode_id
         record.encode_start_ns, record.encode_end_ns, record.embeddings_ns = start_ns, end_ns, now_ns
 
-    def on_embeddings_read(self, request_id: int, now_ns: int) -> None:
-        """Records the time at which a vLLM server has read embeddings of a request whose prompt is queued but not yet
-        computed.
+    def on_embeddings_read(self, request_ids: Iterable[int], server_id: str, now_ns: int) -> None:
+        """Records that a vLLM server has read embeddings of one item. request_ids: the client's ids of all requests
+        with this item. Those that the server has queued but not begun may have waited for the read.
         """
-        record = self._requests[request_id]
-        if record.prefill_start_ns is None:
-            record.embeddings_ns = now_ns
+        for request_id in request_ids:
+            record = self._requests.get(self._attempts.get(request_id, request_id))
+            if record is None or record.prefill_id != server_id or record.embeddings_ns is None:
+                continue
+            if record.prefill_start_ns is None:
+                record.embeddings_ns = now_ns
 
     def on_encoded(self, record: StepRecord) -> None:
         """Records a forward of an encode instance."""

@@ -81,6 +81,26 @@ def test_a_journal_replays_and_stages_follow_each_other(scenario: Scenario):
 
 
 @given(clusters())
+@examples(20)
+def test_a_request_has_its_embeddings_when_the_last_read_of_one_of_its_items_ends(scenario: Scenario):
+    """The read may be that of another request with the same item. A server notes its end after the step under way."""
+    traced = run(scenario)
+    media = {spec.request_id: spec.media for spec in traced.cluster.requests}
+    noted_ns = {
+        (entry.instance_id, media[done.request_id][done.part].media_id): entry.args[1]
+        for entry in traced.journal
+        if entry.call == "on_message" and isinstance(done := entry.args[0], EmbeddingsArrived)
+    }
+    for record in traced.records.requests:
+        if record.num_image_tokens:
+            last_ns = max(noted_ns[record.prefill_id, item.media_id] for item in media[record.request_id])
+            steps = [step for step in traced.records.steps if step.instance_id == record.prefill_id]
+            assert last_ns <= record.embeddings_ns or any(
+                step.start_ns <= record.embeddings_ns and last_ns == step.start_ns + step.duration_ns for step in steps
+            )
+
+
+@given(clusters())
 @examples(30)
 def test_a_step_takes_tokens_of_parts_in_order_and_encodes_an_item_with_its_first_token(scenario: Scenario):
     """A naive twin: a step takes all that waits, up to its tokens. Items that were encoded before are kept."""
@@ -148,6 +168,15 @@ def test_a_busy_encode_instance_answers_after_its_step_and_a_busy_server_looks_b
     assert answered_ns == second.start_ns + second.duration_ns
     ((read_ns, _), *_) = sent(traced, SendEmbeddings)
     assert busy.start_ns < answered_ns + MILLISECOND < busy.start_ns + busy.duration_ns == read_ns
+
+
+@pytest.mark.parametrize("role", ["aggregated", "prefill"])
+def test_a_request_waits_for_the_read_of_another_with_the_same_image(role: str):
+    """The second request comes when the first has asked. Its image is encoded already."""
+    later_ns = TIMES.ns([3000]) + 2 * MILLISECOND
+    specs = [with_images(i, [(7, 3000)], 8, 1, arrival_ns=i * later_ns) for i in range(2)]
+    first, second = run(cluster(*specs, role=role)).records.requests
+    assert second.encode_end_ns < first.embeddings_ns == second.embeddings_ns
 
 
 def test_items_go_to_encode_instances_in_turn_across_requests():

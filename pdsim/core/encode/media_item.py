@@ -4,6 +4,9 @@ from typing import Literal, NamedTuple
 
 Modality = Literal["image", "audio"]
 
+MediaKey = tuple[Modality, int]
+"""Modality and media_id of an item. Items with equal keys have equal embeddings."""
+
 
 class MediaItem(NamedTuple):
     """An image or an audio clip, whose embeddings take the place of some tokens of a prompt."""
@@ -12,8 +15,12 @@ class MediaItem(NamedTuple):
     """Index in the prompt of the item's first token."""
     num_tokens: int
     media_id: int
-    """Id of the item's content. Items of one modality with equal ids have equal embeddings."""
+    """Id of the item's content among items of its modality."""
     modality: Modality = "image"
+
+    @property
+    def key(self) -> MediaKey:
+        return self.modality, self.media_id
 
     @property
     def end_token(self) -> int:

@@ -32,7 +32,7 @@ class OwnMedia:
         they fit.
         """
         found = {
-            (item.modality, item.media_id): item
+            item.key: item
             for chunk in step.chunks
             for item in self._media.get(request_of(chunk.request_id), ())
             if item.modality in self._embedding_bytes and item.is_in(chunk.num_context_tokens, chunk.num_tokens)

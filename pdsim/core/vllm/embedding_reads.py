@@ -15,27 +15,27 @@ for all items that have tokens behind its cached prefix, and lets later prompts 
 from collections.abc import Mapping
 
 from pdsim.core import messages as m
+from pdsim.core.encode.media_item import MediaKey
 from pdsim.core.instance import Request
-from pdsim.core.vllm.encoder_cache import Key
 from pdsim.dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    key: Key
+    key: MediaKey
     command: m.SendEmbeddings
 
 
 class EmbeddingReads:
     def __init__(self, instance_id: str, embedding_bytes: Mapping[str, int]) -> None:
         """embedding_bytes: bytes of the embeddings of one token, by modality."""
-        self.ready: set[Key] = set()
+        self.ready: set[MediaKey] = set()
         """Items whose embeddings host memory has."""
         self._instance_id = instance_id
         self._embedding_bytes = embedding_bytes
         self._under_way: dict[tuple[int, int], _Read] = {}
         """Reads that are not ready, by id of the request that asked and place of the item in its media."""
-        self._wanted: set[Key] = set()
+        self._wanted: set[MediaKey] = set()
         """Items of reads under way."""
         self._granted: list[_Read] = []
         self._arrived: list[_Read] = []
@@ -66,7 +66,7 @@ class EmbeddingReads:
         waits = False
         for place, encode_id in enumerate(request.encode_ids):
             item = request.media[place]
-            key = item.modality, item.media_id
+            key = item.key
             if item.end_token <= num_cached_tokens or key in self.ready:
                 continue
             waits = True

@@ -9,10 +9,8 @@ item until it has computed all tokens of the item. Other embeddings stay until r
 from collections import OrderedDict
 from typing import NamedTuple
 
-from pdsim.core.encode.media_item import MediaItem, Modality
+from pdsim.core.encode.media_item import MediaItem, MediaKey
 from pdsim.core.instance import Request
-
-Key = tuple[Modality, int]
 
 
 class MediaChoice(NamedTuple):
@@ -20,7 +18,7 @@ class MediaChoice(NamedTuple):
 
     num_tokens: int
     """Number of tokens that the chunk may compute. 0: the request must wait."""
-    new: dict[Key, int]
+    new: dict[MediaKey, int]
     """Items that the step encodes for the chunk. Keys: modality and media_id. Values: the item's index among the
     request's items."""
     repeated: tuple[int, ...]
@@ -40,12 +38,12 @@ class EncoderCache:
         self.num_free_tokens = max_tokens
         self.chosen: list[MediaItem] = []
         """Items that the step which is being filled encodes."""
-        self._sizes: dict[Key, int] = {}
+        self._sizes: dict[MediaKey, int] = {}
         """Tokens of each item whose embeddings are kept."""
-        self._places: dict[int, dict[int, Key]] = {}
+        self._places: dict[int, dict[int, MediaKey]] = {}
         """Items whose embeddings a request uses, by place among the request's items, by request id."""
-        self._users: dict[Key, set[int]] = {}
-        self._unused: OrderedDict[Key, int] = OrderedDict()
+        self._users: dict[MediaKey, set[int]] = {}
+        self._unused: OrderedDict[MediaKey, int] = OrderedDict()
         """Tokens of items that are kept and that no request uses. The first is evicted first."""
 
     def begin_step(self) -> None:
@@ -69,7 +67,7 @@ class EncoderCache:
         then calls `take`.
         """
         start = request.num_scheduled_tokens
-        new: dict[Key, int] = {}
+        new: dict[MediaKey, int] = {}
         repeated: list[int] = []
         num_new = 0
         for place, item in enumerate(request.media):
@@ -78,7 +76,7 @@ class EncoderCache:
             if not self._splits_items and start <= item.start_token and start + num_tokens < item.end_token:
                 num_tokens = item.start_token - start
                 break
-            key = item.modality, item.media_id
+            key = item.key
             if key in new:
                 repeated.append(place)
             elif key in self._sizes:
@@ -101,8 +99,7 @@ class EncoderCache:
             self.num_free_tokens -= item.num_tokens
             self._use(request.request_id, place, key)
         for place in choice.repeated:
-            item = request.media[place]
-            self._use(request.request_id, place, (item.modality, item.media_id))
+            self._use(request.request_id, place, request.media[place].key)
 
     def end_chunk(self, request: Request) -> None:
         """Ends the request's use of items whose tokens it has computed completely."""
@@ -133,7 +130,7 @@ class EncoderCache:
             self.num_free_tokens += num_evicted
         return True
 
-    def _use(self, request_id: int, place: int, key: Key) -> None:
+    def _use(self, request_id: int, place: int, key: MediaKey) -> None:
         self._unused.pop(key, None)
         self._users[key].add(request_id)
         self._places.setdefault(request_id, {})[place] = key

@@ -1,8 +1,11 @@
 """Moves embeddings from encode instances to the servers that compute the prompts."""
 
+from collections import defaultdict
 from math import inf
 
 from pdsim.core import messages as m
+from pdsim.core.encode.media_item import MediaKey
+from pdsim.core.routing.router import request_of
 from pdsim.dataclass import dataclass
 from pdsim.scenario.building.encoding import Encoding
 from pdsim.sim.bus import Bus
@@ -59,11 +62,22 @@ class EmbeddingMoves:
 class EmbeddingReads(EmbeddingMoves):
     """Moves embeddings with vLLM: its servers read them from the host memory of encode instances."""
 
+    def __init__(self, bus: Bus, encoding: Encoding, flows: Flows) -> None:
+        super().__init__(bus, encoding, flows)
+        self._media = {spec.request_id: spec.media for spec in bus.cluster.requests if spec.media}
+        self._sharing: dict[MediaKey, set[int]] = defaultdict(set)
+        """Ids of the requests with an item, by modality and media_id."""
+        for request_id, media in self._media.items():
+            for item in media:
+                self._sharing[item.key].add(request_id)
+
     def read(self, command: m.SendEmbeddings) -> None:
         now_ns = self._bus.timeline.now_ns
         self.begin(command, now_ns, now_ns)
 
     def on_arrived(self, move: EmbeddingMove) -> None:
+        """Tells the server that its read has ended. Requests that need the same item wait for the same read."""
         sent = move.sent
-        self._bus.recorder.on_embeddings_read(sent.request_id, self._bus.timeline.now_ns)
+        item = self._media[request_of(sent.request_id)][sent.part]
+        self._bus.recorder.on_embeddings_read(self._sharing[item.key], sent.target, self._bus.timeline.now_ns)
         self._bus.deliver(m.Tell(sent.target, m.EmbeddingsArrived(sent.request_id, sent.part)))
