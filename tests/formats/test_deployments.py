@@ -535,5 +535,7 @@ def test_hisparse_waits_for_its_miss_rate(tmp_path):
     found = import_deployment([tmp_path], gpu="h200")
     assert "hisparse" not in changed(found, [])["decode"]
     assert any("set decode.hisparse.miss_rate" in line for line in found.aside)
+    found = import_deployment([tmp_path], gpu="h200")
     given = changed(found, ["decode.hisparse.miss_rate=0.1"])["decode"]["hisparse"]
+    assert not any("set decode.hisparse.miss_rate" in line for line in found.aside)
     assert given == {"miss_rate": 0.1, "device_buffer_tokens": 4096, "host_to_device_ratio": 5}

@@ -104,9 +104,11 @@ def test_flags_of_drafts_are_read_once_their_acceptance_is_said(tmp_path: Path):
     script = tmp_path / "servers.sh"
     script.write_text(SCRIPT.format("prefill") + SCRIPT.format("decode"))
     found = import_deployment([script], gpu="h20")
-    assert any("set speculative_accept_length" in line for line in found.aside)
     assert parse_scenario(changed(found, []), base=tmp_path).acceptance is None
+    assert any("set speculative_accept_length" in line for line in found.aside)
+    found = import_deployment([script], gpu="h20")
     scenario = parse_scenario(changed(found, ["decode.speculative_accept_length=2.5"]), base=tmp_path)
+    assert not any("set speculative_accept_length" in line for line in found.aside)
     prefill, decode = scenario.pair
     assert (decode.speculative_algorithm, decode.num_draft_steps, decode.speculative_draft_tokens) == ("NEXTN", 3, 4)
     assert prefill.mamba_radix_cache_strategy == "extra_buffer"

@@ -437,12 +437,13 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
     """The scenario as plain data, after changes in the notation of --set. Withheld fields (speculation, HiSparse) are
-    included if the user has set the measured number that they need, such as speculative_accept_length.
+    included if the user has set the measured number that they need; otherwise `found.aside` names them.
     """
     data = found.data
     for change in changes:
         apply_change(data, change)
     for role, withheld in found.withheld.items():
         if isinstance(servers := data.get(role), dict):
-            data[role] = with_measured_fields(servers, withheld)
+            data[role], notes = with_measured_fields(servers, withheld)
+            found.aside += [f"{role}: {note}" for note in notes]
     return data

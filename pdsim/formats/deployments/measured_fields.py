@@ -23,39 +23,44 @@ def read_hisparse_config(read: Read, value: Value) -> None:
 
 def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[str, Any]:
     """Takes the fields of speculation and HiSparse out of `given`, the fields that a server's options set, and returns
-    them. Empty for prefill. `read` gets a note with the measured number that these fields need.
+    them. Empty for prefill. `read` gets a note on HiSparse of aggregated servers.
     """
     taken = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
     config, is_on = given.pop("hisparse", {}), given.pop("enable_hisparse", False)
     if role == "prefill":
         return {}
-    if taken:
-        _note_drafts(taken, read)
+    if named(taken.get("speculative_algorithm")) != "STANDALONE":
+        taken.pop("speculative_draft_model", None)
     if is_on and role == "aggregated":
         read.aside.append("--enable-hisparse: pdsim models HiSparse on decode servers only")
     elif is_on:
-        shown = ", ".join(f"{name} {value}" for name, value in config.items()) or "defaults"
-        read.aside.append(
-            f"--enable-hisparse ({shown}): set decode.hisparse.miss_rate, the share of chosen tokens that a step "
-            "copies from host memory, to simulate HiSparse"
-        )
         taken["hisparse"] = config
     return taken
 
 
-def _note_drafts(taken: dict[str, Any], read: Read) -> None:
-    if named(taken.get("speculative_algorithm")) != "STANDALONE":
-        taken.pop("speculative_draft_model", None)
-    shown = ", ".join(f"{name} {value}" for name, value in taken.items())
-    read.aside.append(f"{shown}: set speculative_accept_length, the accepted tokens of a step, to simulate drafts")
-
-
-def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a role. Withheld fields are included if the user has set the number that they need in `servers`:
-    speculative_accept_length for drafts, hisparse for HiSparse.
+def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns (fields of a role, notes). Withheld fields are included if the user has set the number that they need in
+    `servers`: speculative_accept_length for drafts, hisparse for HiSparse. The notes name those that stay withheld.
     """
+    found, notes = dict(servers), []
     drafts = {name: value for name, value in withheld.items() if name != "hisparse"}
-    found = {**drafts, **servers} if servers.get("speculative_accept_length") is not None else dict(servers)
-    if isinstance(given := servers.get("hisparse"), dict) and "hisparse" in withheld:
-        found["hisparse"] = {**withheld["hisparse"], **given}
-    return found
+    if servers.get("speculative_accept_length") is not None:
+        found = {**drafts, **found}
+    elif drafts:
+        notes.append(
+            f"{_shown(drafts)}: set speculative_accept_length, the accepted tokens of a step, to simulate drafts"
+        )
+    if (config := withheld.get("hisparse")) is None:
+        return found, notes
+    if isinstance(given := servers.get("hisparse"), dict):
+        found["hisparse"] = {**config, **given}
+    else:
+        notes.append(
+            f"--enable-hisparse ({_shown(config) or 'defaults'}): set decode.hisparse.miss_rate, the share of chosen "
+            "tokens that a step copies from host memory, to simulate HiSparse"
+        )
+    return found, notes
+
+
+def _shown(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields.items())
