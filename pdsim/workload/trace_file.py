@@ -180,6 +180,9 @@ def _rows_of(found: dict[str, Any]) -> Any:
 
 
 def _parsed(text: str, where: str) -> Any:
+    """Returns a JSON value. Refuses Infinity and NaN in any field, because JSON has no such numbers. A number above all
+    floats (1e999) is JSON, and becomes infinity: only a field that pdsim reads must be finite.
+    """
     try:
         return from_json(text, allow_inf_nan=False)  # in half the time of json
     except ValueError:
@@ -287,7 +290,7 @@ def _is_whole(line: str) -> bool:
     if len(line) >= LONGEST_LINE:
         return True
     try:
-        return not _has_rows(parse_json(line, ""))
+        return not _has_rows(_parsed(line, ""))
     except InputError:
         return line.endswith("}")
 

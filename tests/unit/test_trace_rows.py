@@ -2,6 +2,7 @@
 
 import json
 from datetime import UTC, datetime
+from math import inf
 
 import pytest
 from pyarrow import Table, parquet
@@ -9,7 +10,7 @@ from pyarrow import Table, parquet
 from pdsim.scenario.sections.component import BUILT_IN, build_component
 from pdsim.study.base import trace_lines
 from pdsim.workload.request_spec import Streams, Workload
-from pdsim.workload.trace_file import InputWarning, TraceError
+from pdsim.workload.trace_file import InputWarning, TraceError, records
 from pdsim.workload.trace_kind import trace_kind
 from pdsim.workload.traces import MooncakeTrace, RequestTable
 
@@ -42,6 +43,19 @@ def record(name, at_ns, **more):
 
 
 EPOCH_NS = 1_700_000_000_000_000_000
+
+
+WIDE = '{"input_length": 3, "score": %s}'
+
+
+@pytest.mark.parametrize("text", [f"{WIDE}\n", f"[{WIDE}]", f'{{"data": [{WIDE}]}}', f'{{\n"data": [\n{WIDE}\n]}}'])
+def test_a_field_that_is_not_read_may_have_any_number_of_json(tmp_path, text):
+    path = tmp_path / "trace.json"
+    path.write_text(text % "1e999")
+    assert [(line.get("input_length"), line.get("score")) for line in records(path)] == [(3, inf)]
+    path.write_text(text % "NaN")
+    with pytest.raises(TraceError, match="NaN is no finite number"):
+        list(records(path))
 
 
 def test_records_of_aiperf_count_from_the_first(tmp_path):
