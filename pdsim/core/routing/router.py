@@ -133,7 +133,7 @@ class Router:
         self._is_aggregated = decode is None
         (prefill_id, *others), (decode_id, *more) = prefill.instance_ids, self._decode.instance_ids
         reads_loads = disaggregation is not None or held is not None or counts_streams
-        self._only = None if others or more or reads_loads else (prefill_id, decode_id)
+        self._only_pair = None if others or more or reads_loads else (prefill_id, decode_id)
         """The only prefill and decode instance, if nothing reads their loads. None: requests have a choice."""
         self._role_down = ""
         """First role of which no instance is up. Empty: each role has one."""
@@ -181,7 +181,7 @@ class Router:
                 if request := self._under_way(message.request_id):
                     request.streamed = True
                     self._count_stream(request)
-                    if self._is_aggregated and self._only is None:
+                    if self._is_aggregated and self._only_pair is None:
                         self._prefill.on_computed(request.request_id)
                     self._waiting.pop(request.arrival.request_id, None)
             case m.Finished():
@@ -267,7 +267,7 @@ class Router:
 
     def _route(self, request: _Request, now_ns: int) -> list[m.Command]:
         arrival = request.arrival
-        prefill_id, decode_id = self._only or self._choose(request, now_ns)
+        prefill_id, decode_id = self._only_pair or self._choose(request, now_ns)
         attempt = attempt_id(arrival.request_id, request.num_retries)
         limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
         new = m.NewRequest(attempt, now_ns, arrival.prompt, *limits, arrival.media)
@@ -376,7 +376,7 @@ class Router:
             self._release(self._decode, request.attempt.decode_id, request)
 
     def _release(self, instances: RoleRouter, instance_id: str, request: _Request) -> None:
-        if self._only is None:
+        if self._only_pair is None:
             instances.release(instance_id, request.num_tokens, request.arrival.request_id, self._now_ns)
 
     def _count_stream(self, request: _Request) -> None:

@@ -11,6 +11,8 @@ beside the next step (ec_connector/cpu/worker/__init__.py, flush_saves), whose s
 answers servers that want to read embeddings between its steps (ec_connector/cpu/session.py, poll_step).
 """
 
+from itertools import chain
+
 from pdsim.core import messages as m
 from pdsim.core.instance import Levels, Request
 from pdsim.core.sequence import Spans
@@ -35,8 +37,9 @@ class VllmEncodeInstance:
         embeddings are kept on the GPU.
         """
         self.instance_id = instance_id
-        self.waiting: list[_Part] = []
-        self.begun: list[_Part] = []
+        self.waiting: dict[int, _Part] = {}
+        self.begun: dict[int, _Part] = {}
+        """Parts by number, in the order in which they came or began."""
         self._taken: list[tuple[_Part, int]] = []
         """Parts of the step under way, and the number of tokens that it takes of each."""
         self._asks: list[m.AskEmbeddings] = []
@@ -47,7 +50,8 @@ class VllmEncodeInstance:
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
         if isinstance(message, m.EncodeMedia):
-            self.waiting.append(self._part(message))
+            self._num_parts += 1
+            self.waiting[self._num_parts] = self._part(message)
             return []
         if not isinstance(message, m.AskEmbeddings):
             raise TypeError(f"{self.instance_id}: an encode instance does not take {message}")
@@ -58,7 +62,7 @@ class VllmEncodeInstance:
         encoded: list[m.EncodeMedia] = []
         num_left = self._step_tokens
         self._encoder.begin_step()
-        for part in [*self.begun, *self.waiting]:
+        for part in chain(self.begun.values(), self.waiting.values()):
             if num_left <= 0:
                 break
             request = part.request
@@ -73,8 +77,10 @@ class VllmEncodeInstance:
             encoded.append(m.EncodeMedia(part.asked.request_id, part.asked.part, items, part.asked.language_id))
         if not self._taken:
             return _WAIT, []
-        self.begun += [part for part, _ in self._taken if part not in self.begun]
-        self.waiting = [part for part in self.waiting if part not in self.begun]
+        taken = {part.request.request_id: part for part, _ in self._taken}
+        self.begun |= taken
+        for number in taken:
+            self.waiting.pop(number, None)
         self._num_steps += 1
         return m.EncodeStep(self._num_steps - 1, tuple(encoded)), []
 
@@ -85,7 +91,7 @@ class VllmEncodeInstance:
             request.num_computed_tokens += num_tokens
             self._encoder.end_chunk(request)
             if request.num_computed_tokens == request.num_tokens:
-                self.begun.remove(part)
+                del self.begun[request.request_id]
                 done = m.MediaEncoded(part.asked.request_id, part.asked.part)
                 commands.append(m.Send(m.embeddings_of(part.asked.language_id), done))
         self._taken = []
@@ -96,7 +102,7 @@ class VllmEncodeInstance:
 
     def waiting_for(self) -> list[str]:
         """One line for each part that is not encoded."""
-        left = [part.asked.request_id for part in (*self.begun, *self.waiting)]
+        left = [part.asked.request_id for part in chain(self.begun.values(), self.waiting.values())]
         return [f"{self.instance_id}: media of request {request_id} wait" for request_id in left]
 
     def _part(self, asked: m.EncodeMedia) -> _Part:
@@ -104,7 +110,6 @@ class VllmEncodeInstance:
         for item in asked.items:
             media.append(item._replace(start_token=start))
             start += item.num_tokens
-        self._num_parts += 1
         return _Part(asked, Request(self._num_parts, 0, Spans([]), start, media=tuple(media)))
 
     def _answers(self) -> list[m.Command]:
