@@ -29,9 +29,13 @@ ALL_KEPT: tuple[Kept, ...] = get_args(Kept)
 class FinishedRun:
     name: str
     summary: dict[str, Any]
+    """The summary: numbers by field, as in summary.json."""
     records: Records
+    """Records of the run's requests, steps and transfers. Empty: another tool made the run."""
     stall: list[str] = field(default_factory=list)
+    """One line for each request that never ended. Empty: all requests ended."""
     interrupted: bool = False
+    """True: the user interrupted the run, which is therefore incomplete."""
     scenario: Scenario | None = None
     """The scenario that was simulated. None: another tool made the run."""
     examined: "Examined | None" = None

@@ -202,6 +202,7 @@ PairRanks = tuple[Ranks, Ranks]
 @dataclass(frozen=True)
 class Step:
     command: tuple[str, ...]
+    """Words of the command that the step runs."""
     makes: str
     """Name of the file that the step writes into the campaign's folder."""
 

@@ -148,13 +148,16 @@ def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> 
 
 class StepTerms(NamedTuple):
     step: str
+    """Kind of the step, for the table: prefill forward or decode step."""
     instance_id: str
     num_requests: int
+    """Number of requests that the step serves."""
     new_tokens: int
     """Number of tokens that the step computes for all its requests together."""
     context_tokens: int
     """Number of KV tokens that the step reads for all its requests together."""
     terms_ms: dict[str, float]
+    """Parts of the time of the step in ms, by name. Their sum is the time."""
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:

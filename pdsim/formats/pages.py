@@ -17,9 +17,11 @@ from pdsim.scenario.yaml_file import ConfigError
 
 class Quantity(NamedTuple):
     what: str
+    """Name of the quantity in tables."""
     names: tuple[str, ...]
     """Names of metrics that have this quantity, without `_total`. The first that a page has counts."""
     factor: float = 1.0
+    """Factor from the unit of the metrics to the unit of the shown number."""
     is_mean: bool = False
     """True: the mean over servers or ranks is taken. False: the sum."""
 
@@ -95,7 +97,9 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 class Sample(NamedTuple):
     name: str
+    """Name of the metric as the page has it."""
     labels: dict[str, str]
+    """Values of the labels, by label."""
     value: float
 
 
@@ -108,7 +112,7 @@ class Page:
     path: Path
     values: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
-    """Facts that server info has besides numbers: the model, tp, options."""
+    """Facts that server info has besides numbers, by name: the model, tp, options."""
 
 
 def read_page(path: Path) -> Page:

@@ -29,10 +29,12 @@ FIRST_PORT, FIRST_BOOTSTRAP_PORT = 30000, 8998
 
 
 class Place(NamedTuple):
-    """Where a server runs: addresses of its hosts, index of its first GPU on each host, and number of the server."""
+    """Where a server or an encode instance runs."""
 
     hosts: tuple[Expanded, ...]
+    """Addresses of its hosts, the one that answers requests first. Each may be a shell variable, such as $HOST0."""
     first_gpu: int
+    """Index of its first GPU on each host."""
     number: int
     """Number of the server among all servers of the cluster, from 0."""
 
@@ -234,8 +236,11 @@ RULES: dict[str, Rule] = {
 
 class Leaf(NamedTuple):
     path: str
+    """Dotted path of the field, such as decode.admission."""
     value: Any
+    """Value of the field. For a component: its name."""
     is_default: bool
+    """True: the field has its default value."""
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:

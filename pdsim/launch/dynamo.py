@@ -127,6 +127,7 @@ class _At(NamedTuple):
     """Address of a worker, and its numbers."""
 
     host: str
+    """Address of the host on which the worker runs."""
     number: int
     """Number of the worker among all workers of the cluster, from 0."""
     rank: int

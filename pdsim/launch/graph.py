@@ -20,9 +20,13 @@ class Worker(NamedTuple):
     """All workers of one role. Each runs in a pod of its own."""
 
     role: str
+    """prefill, decode or aggregated."""
     servers: ServerSettings
+    """Settings of the role's servers in the scenario."""
     words: Sequence[str]
+    """Words of the command that starts a worker."""
     variables: Mapping[str, object]
+    """Environment variables of the worker: values by name."""
 
 
 def deployment(scenario: Scenario, engine: str, frontend: Sequence[str], workers: Sequence[Worker]) -> str:

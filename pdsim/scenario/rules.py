@@ -161,7 +161,9 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 
 
 def _of_shared_prompts(scenario: "Scenario") -> str:
-    """Names a setting that aggregated servers with context parallelism lack. Empty: there is none."""
+    """Says which setting of aggregated servers is not possible together with context parallelism, whose groups of GPUs
+    share the tokens of a prompt. Empty: the scenario has no such setting, or no context parallelism.
+    """
     servers = scenario.aggregated
     if servers is None or servers.cp == 1:
         return ""

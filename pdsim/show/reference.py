@@ -59,9 +59,13 @@ class ReferenceEntry(NamedTuple):
     """
 
     name: str
+    """Name of the section, kind or file."""
     about: str
+    """Text above the table."""
     columns: tuple[str, ...]
+    """Titles of the columns."""
     rows: Sequence[tuple[str, ...]]
+    """Rows of texts, one text per column."""
 
 
 def scenario_entries() -> Iterator[ReferenceEntry]:

@@ -72,9 +72,11 @@ class Base:
     """The scenario that a question or a plan starts from."""
 
     path: Path
+    """Path of the scenario file: the file of the user, or the file to which the built-in scenario was written."""
     changes: tuple[str, ...]
     """Changes of the scenario that the user gave, as "dotted.path=value", the notation of --set."""
     scenario: Scenario
+    """The scenario of the file `path` after `changes`, with its load."""
     is_sample: bool
     """True: the requests come from a recorded trace and are sent at its recorded times, so all seeds give the same
     load.

@@ -24,11 +24,15 @@ class LoneRequest:
     """
 
     cluster: str
+    """Name of the simulated cluster, for messages."""
     term: Term
+    """The term of the SLO that is missed most: whose value divided by its limit is largest."""
     reading: Reading
+    """The value of this term over all requests, with its limit."""
     ratio: float
-    """The request's latency divided by its limit. Infinite if the request fails."""
+    """The term's value over all requests, divided by its limit. Infinite if too many requests fail."""
     request: RequestRecord
+    """The record of the request itself: its lengths, stages and times."""
 
     def __str__(self) -> str:
         request, lack = self.request, self.term.lack(self.reading.value)
@@ -51,7 +55,7 @@ class LoneRequest:
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
     """The request at the percentile that the most-missed term of the SLO limits, such as the p99. None: the requests
-    meet the SLO. cluster: names the cluster in messages. requests: records of a run in which no request waits for
+    meet the SLO. cluster: name of the cluster in messages. requests: records of a run in which no request waits for
     another.
     """
     judged = slo.judge_requests(requests)

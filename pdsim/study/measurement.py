@@ -19,8 +19,9 @@ class Sizes:
     """Mean sizes of a cluster's prefill forwards and decode steps."""
 
     prompt_tokens: float
+    """Mean number of tokens of a prompt."""
     batch: float
-    """Mean number of requests in a decode step."""
+    """Mean number of requests in a decode step of one instance or data-parallel rank."""
     context_tokens: float
     """Mean number of context tokens of each request in a decode step."""
 
@@ -49,6 +50,7 @@ class Measurement(NamedTuple):
     command: str
     """Command that measures a running server. URL in the command stands for the server's address."""
     minutes: int
+    """Duration of the first command in minutes."""
     own_gpu: str
     """Command that measures a GPU without a server. Empty: pdsim's real mode cannot run the model."""
 

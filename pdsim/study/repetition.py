@@ -35,11 +35,15 @@ Row = Mapping[str, Any]
 class ComparedRun:
     name: str
     summary: Mapping[str, Any]
+    """The run's summary: numbers by field, as in summary.json."""
     records: Records
+    """Records of the run's requests, steps and transfers. Empty: another tool made the run."""
     scenario: Scenario | None
     """The run's scenario. None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
-    """Numbers of the run's repetitions. Empty: the run cannot be repeated, or has too many requests."""
+    """The rows of results of the run's repetitions, one per repetition: values by column. Empty: the run cannot be
+    repeated, or has too many requests.
+    """
 
     @property
     def is_sample(self) -> bool:

@@ -10,7 +10,9 @@ class Server(NamedTuple):
     """GPU and parallel sizes of all servers of one role."""
 
     gpu: str
+    """Name of the GPU in the catalog."""
     split: Split
+    """Parallel sizes of each server."""
 
     @property
     def num_gpus(self) -> int:

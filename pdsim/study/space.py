@@ -34,7 +34,9 @@ class Encoders(NamedTuple):
     """Encode instances of a cluster. Each has one GPU."""
 
     gpu: str
+    """Name of the GPU in the catalog."""
     number: int
+    """Number of encode instances. 0: there are none."""
 
     @property
     def words(self) -> str:
@@ -52,6 +54,7 @@ class CandidateCluster:
     """A cluster that a plan may choose."""
 
     label: str
+    """Name of the cluster in tables and texts, such as "3P1D of TP4"."""
     family: str = field(compare=False)
     """Name of the cluster's family. Clusters of one family differ only in their numbers of instances."""
     servers: tuple[Server, ...] = field(compare=False)
@@ -59,10 +62,13 @@ class CandidateCluster:
     counts: tuple[int, ...] = field(compare=False)
     """Number of instances of each role: prefill and decode, or aggregated."""
     num_gpus: int = field(compare=False)
+    """Number of GPUs of all servers and encode instances."""
     price_per_h: float = field(compare=False)
+    """Price of one hour of all these GPUs. Without prices: their number."""
     changes: Changes = field(compare=False, repr=False)
     """Changes of the scenario that make it a scenario of this cluster."""
     encoders: Encoders = field(default=NO_ENCODERS, compare=False)
+    """The encode instances of the cluster."""
 
     @property
     def kw(self) -> float | None:
@@ -96,7 +102,9 @@ class Space:
     """Limits of a plan's search: the GPUs with their prices per hour, the number of GPUs, and the fields to try."""
 
     prices: Mapping[str, float]
+    """Price of one hour of each GPU that may be used, by its name in the catalog."""
     max_gpus: int
+    """Maximum number of GPUs of a cluster."""
     tried: Mapping[str, Sequence[Any]]
     """Values to try of further scenario fields, by the field's path."""
     encoder_price: float = 1.0
@@ -275,7 +283,9 @@ def price_per_h(prices: Mapping[str, float], servers: Sequence[Server], counts: 
 
 
 def kilowatts(roles: Sequence[Server], counts: Sequence[int]) -> float | None:
-    """Maximum power of all GPU boards of a cluster in kW. None: the catalog lacks the power of a GPU."""
+    """Maximum power of all GPU boards of a cluster in kW. None: the catalog lacks the power of a GPU. roles: the
+    servers of each role. counts: number of servers of each role, in the same order.
+    """
     watts = [load_gpu(server.gpu).board_power_w for server in roles]
     pairs = zip(watts, roles, counts, strict=True)
     found = [w * server.num_gpus * count / 1e3 for w, server, count in pairs if w is not None]
@@ -295,7 +305,8 @@ def tp_sizes(gpu: str) -> list[int]:
 
 def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Changes:
     """Changes of the scenario that make a cluster of these servers. One kind of server makes an aggregated cluster; two
-    kinds are for prefill and decode.
+    kinds are for prefill and decode. roles: the kinds of servers. counts: number of servers of each kind, in the same
+    order.
     """
     if len(roles) == 1:
         changes = base.aggregated

@@ -24,6 +24,7 @@ class Part:
     first: int
     """Number of the first request to simulate, from 1. Always 1 if requests are generated."""
     count: int
+    """Number of requests to simulate."""
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
@@ -44,14 +45,19 @@ class Choice:
     """
 
     model: str | None
+    """Name of the model in the catalog."""
     weight_dtype: str | None
     kv_dtype: str | None
     servers: tuple[Server, ...]
     """GPU and parallel sizes of the prefill and of the decode servers, or of the aggregated servers."""
     counts: tuple[int, ...]
+    """Number of servers of each role, in the order of `servers`."""
     radix: bool
+    """True: decode keeps a radix cache."""
     router: str | None
+    """Name of the routing policy."""
     load: Any
+    """Value of the field that sets the load, such as a rate in requests per second."""
     slo: Slo
     prices: Mapping[str, float]
     """Price of one hour of each GPU, by the GPU's name."""

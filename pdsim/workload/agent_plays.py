@@ -25,9 +25,13 @@ class Call(NamedTuple):
     """One recorded request of a session."""
 
     prompt: Spans
+    """The tokens of the prompt."""
     num_outputs: int
+    """Number of output tokens."""
     start_ns: int
+    """Recorded start in ns since the session's start."""
     end_ns: int
+    """Recorded end in ns since the session's start."""
     agent: int
     """Number of the agent that made the call. 0: the session's own agent. Each sub-agent has another number."""
 
@@ -36,7 +40,9 @@ class Interval(NamedTuple):
     """Recorded time of one call. A sub-agent with all its calls counts as one interval among its parent's calls."""
 
     start_ns: int
+    """Start in ns since the session's start."""
     end_ns: int
+    """End in ns since the session's start."""
     calls: tuple[int, ...]
     """Indices into Session.calls: the call itself or, for a sub-agent, the calls that ended last."""
 

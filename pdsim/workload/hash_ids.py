@@ -23,7 +23,9 @@ class BlockRun(NamedTuple):
     """Blocks with consecutive ids, whose tokens are consecutive tokens of one stream."""
 
     first_id: int
+    """Hash id of the first block. The id of each further block is higher by 1."""
     stream: int
+    """Number of the token stream. Prompts share tokens if they have the same stream and offset."""
     offset: int
     """Position in the stream of the first token of the first block."""
     num_blocks: int

@@ -194,7 +194,9 @@ class Acceptance:
     """
 
     draft_tokens: int
+    """Number of tokens that a step verifies for each sequence, including its last token."""
     accept_length: float
+    """Mean number of tokens that a step yields for each sequence."""
 
     def stream(self, rng: Random) -> Iterator[int]:
         """Yields the number of tokens of each step of one sequence. Each draft token is accepted with equal

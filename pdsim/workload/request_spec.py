@@ -11,7 +11,9 @@ from pdsim.core.sequence import Spans
 
 class RequestSpec(NamedTuple):
     request_id: int
+    """Number of the request, from 0 in the order of the workload."""
     prompt: Spans
+    """Tokens of the prompt, as spans of token streams."""
     output: Spans
     """Output of the model. Executors know its length; policies do not."""
     max_output_tokens: int

@@ -171,6 +171,7 @@ class RowReader:
     first: Sequence[Line]
     """The first rows, from which block size and unit of times are inferred."""
     streams: Iterator[int] = field(default_factory=fresh_streams)
+    """Yields numbers of new token streams. Prompts share tokens only if they have spans of the same stream."""
 
     def __post_init__(self) -> None:
         self._blocks: HashBlocks | None = None
@@ -241,8 +242,8 @@ class RowReader:
         return self._blocks
 
     def _spans(self, line: Line, num_tokens: int) -> Iterator[tuple[int, int, int]]:
-        """Yields the spans (stream, offset, length) of a prompt: first those of the prefix that prefix_id names, if
-        any.
+        """Yields the spans of a prompt, each as (number of the token stream, position in this stream, number of
+        tokens). The first span is the prefix that prefix_id names, if any.
         """
         shared = 0
         if (prefix_id := line.get("prefix_id")) not in (None, ""):

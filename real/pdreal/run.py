@@ -35,14 +35,16 @@ class RealRun:
     leaks: list[str] = field(default_factory=list)
     """Pages, locks and bytes that were still held when all requests had ended. Each entry is an error."""
     failure: str | None = None
+    """Why the run failed, as text. None: the run did not fail."""
     interrupted: bool = False
+    """True: the user interrupted the run."""
     late_ns: list[int] = field(default_factory=list)
     """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
     loop, and those after a session's pause."""
     drafted: Drafted = NO_DRAFTS
     """Numbers of drafts that decode steps accepted, over all requests."""
     hosts: dict[str, Any] = field(default_factory=dict)
-    """Clock offsets of the other hosts, by host."""
+    """Clock offsets of the other hosts in ms, by host (RemoteHost.described)."""
 
 
 def run_scenario(

@@ -91,7 +91,9 @@ class SendingTime:
     """Time for which a worker of real mode is busy with a transfer, in addition to the fitted time of the transfer."""
 
     batch_ns: float = 0.0
+    """Time in ns for each transfer, whatever its size."""
     ns_per_byte: float = 0.0
+    """Further time in ns for each byte of a transfer."""
     serial: bool = False
     """True: workers wait for one another. With all workers busy, a transfer then takes about as many times its own time
     as there are workers.
@@ -165,8 +167,11 @@ class RequestOverhead:
     """The part of a request's TTFT that lies outside its forward, as a client measured it."""
 
     time_ns: float
+    """Time in ns, the same for every request."""
     bursts: tuple[Rows, ...] = ()
+    """Rows of kind `burst`: prompts that were sent together. Empty: none were measured."""
     notes: tuple[str, ...] = ()
+    """Sentences that say how the time was found."""
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
         """Fields of front_end in ns: the serial part of the overhead as service times, and the rest as latency.

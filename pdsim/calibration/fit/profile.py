@@ -67,6 +67,7 @@ class Calibration:
     """The results of fitting measured rows."""
 
     measurements: Measurements
+    """The rows that were fitted."""
     fits: dict[str, FittedForm]
     """The fitted forms, by the kind of rows or by transport."""
     host_ns: dict[str, float]
@@ -136,6 +137,7 @@ class _Known(NamedTuple):
     """Data of the catalog on the measured model and GPU."""
 
     has_experts: bool
+    """True: the model has routed experts."""
     tile_tokens: int | None
     """Number of tokens in a tile of matrix products. None: the rows do not name their GPU, or their data type."""
 

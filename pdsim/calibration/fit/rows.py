@@ -29,6 +29,7 @@ class Kind(NamedTuple):
     """A kind of row: the columns that it has besides `time_us`, on which its times depend."""
 
     needed: tuple[str, ...] = ()
+    """Columns that every row of the kind must have."""
     optional: Mapping[str, float] = {}
     """Columns that may be missing, each with the value that then applies."""
     name: str = ""
@@ -150,6 +151,7 @@ class Rows:
     """
 
     kind: str
+    """Name of the kind, such as prefill, decode, transfer or host."""
     name: str
     columns: Columns
     """The rows' values, by column. The column `time_ns` has their times in ns."""
@@ -176,6 +178,7 @@ def is_log(rows: Rows) -> bool:
 @dataclass(frozen=True)
 class Measurements:
     rows: tuple[Rows, ...]
+    """The rows of all files, divided by kind, name and number of ranks."""
     provenance: tuple[dict[str, str], ...]
     """For each file: where its rows come from. If rows of a file differ, their different values are joined with
     commas.

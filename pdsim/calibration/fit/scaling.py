@@ -137,12 +137,16 @@ class GpuScaling:
     """Scales a profile from one GPU to another, for one model on a number of ranks."""
 
     source: GpuSpec
+    """GPU on which the profile was measured."""
     target: GpuSpec
+    """GPU of the derived profile."""
     model: ModelSpec
     tp: int
+    """Number of ranks (tensor-parallel size) of each server, the same on both GPUs."""
     weight_dtypes: tuple[Dtype, Dtype]
     """Data types of the weights in the measured profile, and in the derived one."""
     ratios: Mapping[Operator, Ratio]
+    """For each operator: its time on the target divided by its time on the source."""
 
     @classmethod
     def between(
@@ -182,7 +186,10 @@ class GpuScaling:
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}
 
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
-        """The setup of the derived profile, which also names the setup from which it was scaled."""
+        """The field `measured` of the derived profile's cost: the setup for which its times hold. settings: this field
+        of the measured profile. GPU and weight type become those of the target, and scaled_from names those of the
+        source.
+        """
         setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:
             return setup

@@ -44,22 +44,31 @@ _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 
 @dataclass
 class Session:
-    """Sends probes one after another, and keeps the measured rows, notes and loads. gpu, tp: given by the user; None:
-    not given. about: the server's description of itself. num_rows: number of rows by kind.
-    """
+    """Sends probes one after another, and keeps the measured rows, notes and loads."""
 
     server: ServerClient
+    """The server that is observed."""
     budget: ObservationBudget
+    """Limits of time, requests and concurrency."""
     folder: Path
+    """Folder for the rows, the description of the server, and the load."""
     _: KW_ONLY
     command: str
+    """The command that the user gave, for the provenance of the rows."""
     gpu: str | None
+    """Name of the GPU in the catalog, if the user gave it. None: not given."""
     tp: int | None
+    """Number of GPUs of the server, if the user gave it. None: as the server reports."""
     about: dict[str, Any] = field(default_factory=dict)
+    """The server's description of itself, by field (ServerClient.describe). Empty until the observation begins."""
     num_rows: Counter[str] = field(default_factory=Counter)
+    """Number of measured rows, by their kind."""
     loads: list[dict[str, Any]] = field(default_factory=list)
+    """The measured runs of loads, as `play` returns them."""
     notes: list[str] = field(default_factory=list)
+    """Sentences on parts that were left out, and on disturbances."""
     interrupted: bool = False
+    """True: the user interrupted the observation."""
 
     def __post_init__(self) -> None:
         self._begin_s = time.monotonic()

@@ -38,17 +38,22 @@ class Probe(NamedTuple):
     kind: str
     num_requests: int
     prompt_tokens: int
+    """Number of tokens of each prompt."""
     output_tokens: int
+    """Maximum number of output tokens of each request."""
     what: str
 
 
 @dataclass(frozen=True)
 class ObservationBudget:
     num_minutes: float = 10.0
+    """Maximum duration of the observation in minutes."""
     num_requests: int = 600
+    """Maximum number of requests in total."""
     concurrency: int = 16
     """Maximum number of requests that are in flight at a time."""
     longest_prompt: int = 4096
+    """Length of the longest prompt in tokens."""
 
 
 def one_round(budget: ObservationBudget) -> list[Probe]:
@@ -100,7 +105,9 @@ class Load:
     """A load with a fixed number of requests in flight. Its prompts share no prefix."""
 
     name: str
+    """Name of the load, such as c16 for 16 requests in flight."""
     concurrency: int
+    """Number of requests in flight."""
     lengths: tuple[tuple[int, int], ...]
     """Number of prompt tokens and of output tokens of each request."""
 
@@ -217,7 +224,9 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Ends all streams together, as soon as each has had num_events since the last stream began."""
+    """An OnEvent for several streams (streamed completions) at once: ends all of them together, as soon as each has had
+    num_events events since the last of them began.
+    """
 
     def __init__(self, num_streams: int, num_events: int) -> None:
         self._lock = threading.Lock()

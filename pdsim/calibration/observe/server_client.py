@@ -69,9 +69,11 @@ class Completion:
     """A streamed completion. Times are in ns of the monotonic clock."""
 
     sent_ns: int
+    """Time at which the request was sent."""
     event_ns: list[int] = field(default_factory=list)
     """Times at which events with tokens arrived."""
     prompt_tokens: int = 0
+    """Number of prompt tokens. If the server does not report it: estimated from the number of characters."""
     output_tokens: int = 0
     """Number of output tokens. If the server does not report it: number of events."""
     cached_tokens: int | None = None

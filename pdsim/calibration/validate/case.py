@@ -37,12 +37,15 @@ MEASURED = "measured.yaml"
 @dataclass(frozen=True)
 class MeasuredArm:
     name: str
+    """Name of the configuration in the case."""
     changes: tuple[str, ...]
+    """Changes of the scenario that make the configuration, in the notation of --set."""
     fitted: bool
+    """True: the profile was fitted to these measurements. False: the simulation predicts them."""
     runs: tuple[dict[str, float], ...]
     """The metrics of repeated measurements of the same configuration, one mapping per run."""
     within: dict[str, float]
-    """Largest relative error that the study accepts for each metric."""
+    """Largest relative error that the study accepts, by metric. A metric that is missing may have any error."""
     skip: int = 0
     """Number of requests that do not count, because they arrive first."""
     engine: str = ""
@@ -61,10 +64,15 @@ class MeasuredArm:
 @dataclass(frozen=True)
 class MeasuredCase:
     name: str
+    """Name of the case: its folder's name."""
     scenario_path: Path
+    """Path of the scenario file that the arms change."""
     client: Client
+    """The benchmark client that measured, which decides how metrics are computed."""
     seeds: tuple[int, ...]
+    """Seeds of random numbers. Each arm is simulated once with each seed, and the means count."""
     arms: tuple[MeasuredArm, ...]
+    """The measured configurations."""
 
     def scenario(self, arm: MeasuredArm, seed: int, changes: tuple[str, ...] = ()) -> Scenario:
         return load_scenario(self.scenario_path, (*arm.changes, *changes, f"seed={seed}"))
@@ -188,7 +196,9 @@ Callers pass this function in, because this package must not import the simulato
 @dataclass(frozen=True)
 class MetricError:
     measured: float
+    """The measured value."""
     simulated: float
+    """The simulated value, in the same unit."""
     within: float | None
     """Largest relative error that the study accepts. None: the study names none."""
 
@@ -208,9 +218,13 @@ class MetricError:
 @dataclass(frozen=True)
 class ArmErrors:
     case: str
+    """Name of the case."""
     arm: str
+    """Name of the measured configuration."""
     fitted: bool
+    """True: the profile was fitted to these measurements."""
     metrics: dict[str, MetricError]
+    """The errors, by metric."""
 
     def to_json(self) -> dict[str, Any]:
         metrics = {name: one.to_json() for name, one in self.metrics.items()}
@@ -253,10 +267,13 @@ Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
 @dataclass(frozen=True)
 class Fit:
     values: dict[str, float]
+    """The fitted values, by parameter."""
     cost: float
     """Half the sum of the squared errors. Each error is divided by the error that the study accepts."""
     num_simulations: int
+    """Number of simulations that the fit made."""
     metrics: tuple[str, ...]
+    """The metrics that were fitted."""
 
 
 def fit_arm(

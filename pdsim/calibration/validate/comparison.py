@@ -34,10 +34,13 @@ class Counts:
     """
 
     num_requests: int
+    """Number of requests that finished in the real run."""
     transfer_bytes: Count
     descriptors: Count
     prefill_cached_tokens: Count
+    """Prompt tokens that prefill's cache had, over all requests."""
     decode_cached_tokens: Count
+    """Prompt tokens that decode's cache had, over all requests."""
     other_prefix_cached: tuple[int, ...]
     """Ids of the requests that found another cached prefix in the simulation than in the real run."""
     unequal: tuple[int, ...]
@@ -56,12 +59,12 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """Of one request: the tokens that prefill had cached and those that decode had cached, and the number of bytes
-    sent.
-    """
+    """What one request sent."""
 
     cached_tokens: tuple[int, int]
+    """Number of its tokens that prefill had cached, and number that decode had cached."""
     num_bytes: int
+    """Number of bytes that its transfers sent."""
 
 
 def compare_counts(measured: RunRecords, simulated: RunRecords) -> Counts:
@@ -139,6 +142,7 @@ class Side:
     """Summary and records of one run, which is either real or simulated."""
 
     summary: Mapping[str, Any]
+    """The summary: numbers by field, as in summary.json."""
     records: RunRecords
 
 
@@ -147,12 +151,15 @@ class Comparison:
     """Errors of the simulation of one variant."""
 
     name: str
+    """Name of the variant."""
     num_requests: int
+    """Number of requests that count in the real run."""
     metrics: dict[str, MetricError]
     """Errors by metric. A metric that neither side defines is left out: TPOT, if all requests have one token."""
     stages_ms: dict[str, MetricError]
-    """Errors of the mean time of each stage, in ms."""
+    """Errors of the mean time of each stage, by stage. Times are in ms."""
     counts: Counts
+    """Totals that do not depend on time, in both runs."""
     failures: str = ""
     """A sentence on requests that failed in the simulation although the scenario asks for no failures. Empty:
     none did.
@@ -171,18 +178,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Spread:
-    """How the errors of one metric are spread over all variants. worst: the error of largest absolute value; where: its
-    variant.
-    """
+    """How the errors of one metric are spread over all variants. Errors are relative: 0.1 is 10 %."""
 
     metric: str
     median: float
     """Median of the absolute errors."""
     worst: float
+    """The error of largest absolute value. Positive: the simulated value is too high."""
     where: str
+    """Name of the variant with this error."""
     num_missed: int
     """Number of variants whose error is larger than accepted."""
     is_met: bool
+    """True: all errors, and their median, are within the accepted limits."""
 
 
 @dataclass(frozen=True)
@@ -190,8 +198,11 @@ class Validation:
     """Comparisons of all variants of a suite."""
 
     name: str
+    """Name of the suite."""
     tolerances: Tolerances
+    """The errors that the suite accepts."""
     comparisons: tuple[Comparison, ...]
+    """One comparison per variant, in the order of the suite."""
 
     @property
     def unequal(self) -> list[str]:

@@ -38,11 +38,15 @@ class RealRunSettings(Section):
     """Options of `pdreal run`."""
 
     device: Literal["cpu", "cuda"] = "cpu"
+    """cpu: ranks run on CPU cores. cuda: each rank has a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of weights, activations and KV."""
     weights: str = "seed:0"
+    """seed:N for random weights, or the folder of a checkpoint."""
     threads: int | None = Field(default=None, ge=1)
     """Number of threads of each rank. None: pdreal divides the CPU's cores among the ranks."""
     timeout: Duration = 120 * 10**9
+    """Maximum duration of a run. A run that takes longer counts as failed."""
     hosts: Path | None = None
     """File that lists hosts, and the instances on each. None: all instances run on this host."""
 
@@ -68,12 +72,16 @@ class Tolerances(Section):
     p99: Percentage | None = None
     """Largest accepted error of any p99 in each variant."""
     winner: Percentage | None = None
+    """Smallest accepted share of pairs of variants that the simulation ranks as the measurement does, for each metric.
+    None: any.
+    """
 
 
 class VariantFields(Section):
     """A variant: changes of the scenario, and possibly a profile of its own."""
 
     changes: tuple[str, ...] = ()
+    """Changes of the scenario, in the notation of --set."""
     profile: Path | None = None
     """Profile of this variant. None: the profile of the suite."""
 
@@ -85,10 +93,15 @@ class VariantFields(Section):
 
 class SuiteFile(Section):
     scenario: Path
+    """Path of the scenario file that the variants change."""
     profile: Path | None = None
+    """Profile with the step times of the simulations. None: each variant or --profile must name one."""
     runs: Path = Path("runs")
+    """Folder with the run folders of the real runs."""
     real: RealRunSettings = RealRunSettings()
+    """Options with which missing real runs are made."""
     within: Tolerances = Tolerances()
+    """The errors that the suite accepts."""
     variants: dict[Annotated[FolderName, BeforeValidator(str)], VariantFields] = Field(min_length=1)
     """Variants by name. A variant's run folder has the same name."""
 
@@ -96,8 +109,11 @@ class SuiteFile(Section):
 @dataclass(frozen=True)
 class Variant:
     name: str
+    """Name of the variant and of its real run's folder."""
     changes: tuple[str, ...]
+    """Changes of the scenario, in the notation of --set."""
     profile: Path | None = None
+    """Profile of this variant. None: the profile of the suite."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +121,13 @@ class ValidationSuite:
     name: str
     scenario_path: Path
     profile: Path | None
+    """Profile with the step times of the simulations. None: each variant must have one."""
     runs: Path
+    """Folder with the run folders of the real runs."""
     real: RealRunSettings
+    """Options with which missing real runs are made."""
     tolerances: Tolerances
+    """The errors that the suite accepts."""
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:

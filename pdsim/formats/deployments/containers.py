@@ -22,12 +22,12 @@ _PARALLEL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """Replicas, hosts, GPUs and role of a container, as its manifest or chart says. variables: environment
-    variables.
-    """
+    """Replicas, hosts, GPUs and role of a container, as its manifest or chart says."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables: values by name."""
     replicas: int = 1
+    """Number of copies of the server that start."""
     hosts: int = 1
     """Number of hosts on which each replica runs."""
     gpus: int | None = None
@@ -45,10 +45,13 @@ class Pods:
 @dataclass(frozen=True)
 class Container(Pods):
     where: str
+    """Where the container stands, for messages: the file, and the object in it."""
     words: list[str] = field(default_factory=list)
+    """The words of its command and arguments. Empty: the image decides."""
     engine: str | None = None
     """The program that the chart or the image starts if the command names none. None: not known."""
     model: str | None = None
+    """Model that the chart gives beside the command, by name or path. None: none."""
     slices: int = 1
     """Number of copies of each container inside the object that is being read."""
     framework: str | None = None

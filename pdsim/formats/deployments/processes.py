@@ -41,12 +41,15 @@ class Process(Pods):
     """A program that a deployment runs, with its options."""
 
     where: str
-    """Where the command stands: the file, and the line or object in it."""
+    """Place of the command, for messages: the file, and the line or object in it."""
     program: str
+    """The known program that the command starts: a name in PROGRAMS."""
     words: Sequence[str]
-    """The words of the command that follow the name of the program."""
+    """The words of the command after the name of the program: its options and their values, in order."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Files that the shell script with this command writes as here-documents: text by file name."""
+    """Files that the shell script itself writes as here-documents (<<EOF), for options that name such a file: text by
+    file name. Empty: it writes none.
+    """
 
 
 def read_processes(path: Path) -> list[Process]:

@@ -34,13 +34,14 @@ _USUAL_PAGE, _USUAL_TOKENS, _USUAL_FRACTION = 32, 8192, 0.9
 
 
 class Roles(NamedTuple):
-    """Roles of servers and routing policies, as an orchestrator's file gives them."""
+    """Roles and routing policies of servers, as the file of an orchestrator (`trtllm-serve disaggregated`) has them."""
 
     of_ports: dict[str, str]
-    """Role of the server at each port."""
+    """Role of the server at each port: prefill or decode, by the digits of the port."""
     routers: dict[str, str]
-    """Name of the routing policy of each role."""
+    """Routing policy of each role: pdsim's name of the policy, by prefill or decode."""
     aside: list[str]
+    """Texts on sections and routing policies of the file that pdsim ignores, each with the place of the file."""
 
 
 def expanded(process: Process, folder: Path) -> list[Process]:

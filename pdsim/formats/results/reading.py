@@ -14,12 +14,16 @@ from pdsim.scenario.yaml_file import ConfigError
 
 class ImportedResult(NamedTuple):
     name: str
+    """Name of the result in the file. Without one: the name of the file, with a number if it has several."""
     tool: str
+    """Name of the tool that wrote the file (Tool.name)."""
     summary: dict[str, Any]
+    """The result as fields of a run's summary: numbers by field, times in ms."""
 
 
 class Tool(NamedTuple):
     name: str
+    """Name of the tool, for tables and messages."""
     file: str
     """Usual name of the file that the tool writes."""
     differs: str
@@ -27,6 +31,7 @@ class Tool(NamedTuple):
     wrote: Callable[[ResultFields], Any]
     """Tells whether a result comes from this tool."""
     summary: Callable[[ResultFields], dict[str, float]]
+    """Makes fields of a run's summary from a result: numbers by field, times in ms."""
     label: Callable[[ResultFields], Any] = lambda _: None
     """Reads the name of a result from the file. Returns None if the tool's files have no names."""
 

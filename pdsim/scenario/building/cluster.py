@@ -55,15 +55,19 @@ class Cluster:
     scenario: Scenario
     """The resolved scenario, with all defaults filled in."""
     instances: Sequence[AnyInstance]
+    """The schedulers of all servers; with data-parallel attention, one for each rank of a server."""
     agents: Sequence[Agent]
+    """State machines that move KV or embeddings beside the instances: senders, receivers and proxies."""
     encoding: Encoding | None
     """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
     router: Router
+    """Chooses the instances that serve a request."""
     monitor: HealthMonitor | None
     """The monitor that detects dead instances. None: nobody watches the instances."""
     autoscaler: Autoscaler | None
     """Decides how many servers prefill and decode. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]
+    """Step times of each instance, by the instance's name."""
     hosts: Mapping[str, HostSettings]
     """CPU times of the scheduler loop of each prefill instance, by the instance's name."""
     host_copies: HostCopies | None
@@ -73,21 +77,27 @@ class Cluster:
     storage: StorageCosts | None
     """Capacity and times of the storage behind host caches. None: there is no storage."""
     front_end: FrontEndSettings
+    """Times of the front end (gateway, tokenizer, HTTP server) in front of the router."""
     interconnect: wiring.Interconnect | None
     """The network between prefill and decode instances. None: the cluster is aggregated and sends no KV."""
     host_nics: wiring.HostNics
     """NICs between the hosts of one server, for servers on several hosts."""
     num_layers: int
+    """Number of layers of the model."""
     pipelines: Mapping[str, PipelineTimes]
     """Times of the pipeline stages of each instance that has several stages, by the instance's name."""
     message_latency_ns: int
+    """Time in ns that a message between two processes takes."""
     handover_ns: int
+    """Further time in ns of the message by which decode learns that a request's KV is complete (network.handover)."""
     grant_wait_ns: int | None
     """Time in ns from the arrival of decode's grant at prefill until prefill may send KV. None: decode reads the KV
     itself, without a message.
     """
     requests: Sequence[RequestSpec]
+    """The requests of the scenario's workload, in the order of their ids."""
     client: Client
+    """Decides when each request is sent: an open or a closed loop."""
 
 
 def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:

@@ -36,7 +36,9 @@ class Encoding:
 
     instances: Sequence[EncodeInstance | VllmEncodeInstance]
     times: Mapping[str, EncoderTimes]
+    """Times of the encoder, by the encode instance's name."""
     transport: Transport
+    """Engine that sends the embeddings."""
     topology: Topology
     """Links from encode instances to the servers that compute prompts. A transfer on a path of these links has the size
     of the embeddings that one rank gets.

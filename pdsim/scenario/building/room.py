@@ -155,7 +155,9 @@ class _IdleDecode:
 
     page_size: int
     num_available_pages: int
+    """Number of pages of the KV pool, all of which are free."""
     num_ahead_tokens: int
+    """Number of tokens beyond its present KV for which a running request needs pages."""
     now_ns: int = 0
     num_active: int = 0
     num_running_tokens: int = 0

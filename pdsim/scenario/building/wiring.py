@@ -27,9 +27,13 @@ class Interconnect:
     """The network between prefill and decode instances."""
 
     wire: RankPairLayout
+    """How KV is laid out between the ranks of a prefill and a decode instance."""
     transport: Transport
+    """Engine that sends the KV, with its times per transfer and descriptor."""
     topology: Topology
+    """Links between the instances, with their bandwidths."""
     staging: StagingCost | None
+    """Times of gathering KV in staging memory and of scattering it. None: KV is sent without staging."""
     layer_groups: int
     """Number of groups of layers whose KV is sent while a forward computes. 0: KV is sent when the forward has
     ended.

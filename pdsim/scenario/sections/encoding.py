@@ -24,8 +24,9 @@ class EncodeSettings(Section):
     cache: Size | None = None
     """Memory of one instance that keeps embeddings (--enable-prefix-mm-cache, SGLANG_VLM_CACHE_SIZE_MB). An entry holds
     the embeddings of all items of one request, for later requests with the same items. Only forwards of a single
-    request use the memory. None: nothing is kept. Engine vllm: host memory for embeddings of each encode instance and
-    of each server that reads them (ec_cpu_bytes); pdsim evicts none.
+    request use the memory. None: nothing is kept. Engine vllm: size of the host memory for embeddings on each encode
+    instance and on each server that reads them (ec_cpu_bytes). The size is for `pdsim launch`; the simulation has room
+    for all embeddings.
     """
     transport: str = "zmq-tcp"
     """Transport of embeddings (--encoder-transfer-backend), by its name in the catalog. Engine sglang: zmq-tcp

@@ -133,9 +133,13 @@ class Dimension(NamedTuple):
     """A kind of quantity, such as time: the suffix of its fields in code, and the units of its values in files."""
 
     what: str
+    """Name of the kind of quantity, such as time, for messages."""
     suffix: str
+    """End of the names of fields in code, such as _ns. Files name the field without this end."""
     units: dict[str, float]
+    """Factor from each unit in files to the base unit, by the name of the unit."""
     example: str
+    """A value as files have it, such as 5 ms, for messages."""
     least: float
     """Smallest accepted value above 0, in base units. Smaller values are mistakes, and dividing by them would
     overflow.

@@ -77,8 +77,11 @@ class SeenTimes(NamedTuple):
     """
 
     usual: dict[str, Any]
+    """Times of a usual server."""
     fast: dict[str, Any]
+    """Times of the fastest servers where they differ from `usual`."""
     slow: dict[str, Any]
+    """Times of the slowest servers where they differ from `usual`."""
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:

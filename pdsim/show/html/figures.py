@@ -132,7 +132,9 @@ class Dot:
     x: float
     y: float
     label: str = ""
+    """Text beside the point. Empty: none."""
     series: str = ""
+    """Name of the line and colour to which the point belongs. Empty: there is one series."""
     half_y: float | None = None
 
 
@@ -261,6 +263,7 @@ class Bar:
     """How much one field changes a metric. low, high: the smallest and largest relative change of the metric."""
 
     name: str
+    """Name of the field."""
     low: float
     high: float
 

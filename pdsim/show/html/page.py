@@ -32,7 +32,9 @@ class Cell:
 class Table:
     title: str
     columns: Sequence[str]
+    """Titles of the columns."""
     rows: Sequence[Sequence[Cell]]
+    """Rows of cells, one cell per column."""
     caption: str = ""
     stacks: bool = False
     """True: if the page is narrow, each row is shown as a list of its columns."""
@@ -51,7 +53,9 @@ class Card:
 
     title: str
     value: str
+    """The number as text, with its unit."""
     note: str = ""
+    """Text below the number. Empty: none."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,11 @@ class TextList:
 class Page:
     title: str
     subtitle: str
+    """Text below the title."""
     answer: str
     """A sentence with the result. If there is no result: the reason."""
     detail: str
+    """Text below the answer."""
     cards: Sequence[Card]
     figures: Sequence[FigureBlock]
     tables: Sequence[Table]

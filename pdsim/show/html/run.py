@@ -42,6 +42,7 @@ class ReportedRun:
 
     name: str
     summary: Mapping[str, Any]
+    """The summary: numbers by field, as in summary.json."""
     records: Records
     """Records of the run. Empty: another tool made the run."""
     scenario: Scenario | None = None

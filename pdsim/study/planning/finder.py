@@ -208,7 +208,7 @@ class Finder:
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
         """Adds the chosen cluster's outcomes under more load, with one instance less, and on the fastest and slowest
-        servers of the range.
+        servers of the range. made: the plan so far.
         """
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}

@@ -20,7 +20,9 @@ kept.
 
 class Row(NamedTuple):
     candidate: CandidateCluster
+    """The cluster that the row is about."""
     outcome: Outcome
+    """How the cluster does under the SLO, over all its seeds."""
     limit: Limit | None = None
     """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most. None: the cluster
     meets the SLO, or the resource is not known.
@@ -57,6 +59,7 @@ class Row(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     model: str
+    """Name of the model in the catalog."""
     load: str
     """Describes the requests: their number, lengths, source and sending times."""
     currency: str
@@ -64,9 +67,13 @@ class Plan:
     cheapest.
     """
     slo: Slo
+    """The SLO that the plan must meet."""
     num_candidates: int
+    """Number of clusters within the limits of the search, simulated or not."""
     num_tried: int
+    """Number of clusters that were simulated."""
     max_gpus: int
+    """Largest number of GPUs that a cluster may have."""
     chosen: Row | None
     """The chosen cluster. None: no cluster meets the SLO."""
     others: tuple[Row, ...]

@@ -159,7 +159,8 @@ def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
 def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | None, checks: Trials | None) -> Plan:
     """Adds the outcomes of the user's own cluster, and of the plan on the second trace.
 
-    own: the user's cluster; None: not given. checks: trials on the second trace; None: no such trace.
+    made: the plan so far. chosen: its cluster. trials: simulate clusters with the plan's load. own: the user's cluster;
+    None: not given. checks: trials on the second trace; None: no such trace.
     """
     if own is not None:
         (outcome,) = trials.whole([own.changes])

@@ -166,8 +166,8 @@ class Screen:
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
         """Says how another cluster at the plan's price compares with the plan, which was chosen by its headroom on slow
-        servers. ratio: the other cluster's largest ratio of a value to its SLO limit, on typical servers, where it may
-        be below the plan's ratio.
+        servers. chosen: the plan's cluster. ratio: the other cluster's largest ratio of a value to its SLO limit, on
+        typical servers, where it may be below the plan's ratio.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):

@@ -91,7 +91,7 @@ def quantile(degrees: int) -> float:
 
 def _within(t: float, degrees: int) -> float:
     """Probability that a value of Student's t-distribution lies in [-t, t], by the finite series of Abramowitz and
-    Stegun 26.7.3 and 26.7.4.
+    Stegun 26.7.3 and 26.7.4. degrees: degrees of freedom.
     """
     angle = atan(t / sqrt(degrees))
     is_odd = degrees % 2

@@ -25,7 +25,11 @@ class Replication:
     """One run of a point: its row of results, and the judgement of the run by each SLO."""
 
     row: Mapping[str, Any]
+    """The row of results: one value, or list of values, per column."""
     slos: Mapping[str, Judgement]
+    """For each SLO, by its name: the values of the numbers that it limits. Empty: the run has no result, or there are
+    no SLOs.
+    """
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
@@ -35,8 +39,11 @@ class Replication:
 @dataclass(frozen=True)
 class PointResult:
     number: int
+    """Number of the point in the order of the study, from 1."""
     changes: Changes
+    """Changes of the base scenario that make the point."""
     replications: Sequence[Replication]
+    """Results of the runs of the point, one per seed."""
     repeats: Sequence[Replication] = ()
     """Repetitions of the point's single run with slightly faster and slower messages. Empty: the run was not
     repeated.
@@ -155,7 +162,9 @@ class SweepResult:
     folder: Path
     points: Sequence[PointResult]
     slos: Mapping[str, Slo]
+    """SLOs that judge the points, by name."""
     num_computed: int = 0
+    """Number of runs that this command has computed."""
     num_kept: int = 0
     """Number of runs that an earlier command had left in the folder."""
     num_damaged: int = 0

@@ -63,16 +63,21 @@ class Done:
     """The result of a task, and the CPU and wall seconds that the task took."""
 
     key: str
+    """Key of the task (Task.key)."""
     row: Mapping[str, Any]
     """The task's row of results: one value, or list of values, per column."""
     cpu_s: float = 0.0
+    """CPU time in s that the task took in its worker."""
     wall_s: float = 0.0
+    """Wall time in s that the task took."""
 
 
 @dataclass(frozen=True)
 class Point:
     number: int
+    """Number of the point in the order of the study, from 1."""
     changes: Changes
+    """Changes of the base scenario that make the point."""
     tasks: dict[int, Task]
     """The tasks of the point, by seed."""
     end: str = ""

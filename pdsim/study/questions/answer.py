@@ -25,7 +25,9 @@ _RANGES_SHOWN = 4
 @dataclass(frozen=True)
 class Answer:
     name: str
+    """Name of the question, such as pd-ratio."""
     asks: str
+    """The question as a sentence."""
     load: str
     """Text that names the cluster, the load, the SLO, and the number of runs for which the answer holds."""
     winner: str
@@ -33,8 +35,11 @@ class Answer:
     question is about.
     """
     is_recommended: bool
+    """True: the answer recommends `winner`. False: it recommends nothing."""
     text: str
+    """The answer in one or more sentences, with the numbers that support it."""
     notes: tuple[str, ...]
+    """Further sentences on the answer, which the terminal prints with --details."""
     warnings: tuple[str, ...]
     """Warnings about step sizes outside the measured range."""
     limit: Limit | None
@@ -50,12 +55,15 @@ class Answer:
     listed one below another.
     """
     columns: tuple[str, ...]
+    """Names of the columns of numbers in the table of candidates, as in COLUMNS."""
     rows: tuple[AnswerRow, ...] = field(repr=False)
+    """One row per candidate, in the order of the table."""
     limits: Sequence[Sequence[str]] = ()
     """Rows of the SLO's limits: name, limit, the winner's value, and the range of that value if there is one."""
     as_good: Sequence[str] = ()
     """Labels of other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
+    """How certain the answer is, as a word and a reason. Both are empty if there is no word."""
     measure: Measurement | None = None
     """The measurement that would settle the answer. None: no measurement would change the answer."""
 

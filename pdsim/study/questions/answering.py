@@ -126,7 +126,9 @@ class Judged(NamedTuple):
     """The candidates of a question with their results, and the verdict over them."""
 
     study: Study
+    """The candidates and their results."""
     verdict: Verdict
+    """Which candidate the results recommend, and why."""
 
     def holds(self, other: "Judged") -> bool:
         """True if this verdict and the verdict of `other` agree: both recommend a candidate or neither does, and both

@@ -58,7 +58,7 @@ def rates(study: Study) -> list[Arm]:
 
 def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
     """Next speed-ups to try: a coarse grid, then larger or smaller ones until one meets the SLO and one misses it, then
-    values between these two.
+    values between these two. tried: the speed-ups that were tried so far. Empty result: no further speed-up is needed.
     """
     if not tried or study.options.speedups:
         return [] if tried else study.options.speedups or _SPEEDUPS

@@ -17,9 +17,11 @@ SATURATED = "saturated"
 @dataclass(frozen=True)
 class Column:
     title: str
+    """Title of the column, with the unit of its numbers."""
     field: str = ""
     """The number's column in a run's row of results. Empty: the function `read` computes the number."""
     scale: float = 1.0
+    """Factor from the number in the row to the shown number."""
     is_latency: bool = True
     """True: the number is a latency, which is not shown for a saturated candidate."""
     per: str = ""
@@ -27,6 +29,7 @@ class Column:
     read: Callable[[Study, str], Estimate | None] | None = None
     """Computes the number of the candidate with this label. None: `field` has the number."""
     digits: int = 3
+    """Number of significant digits that are shown."""
 
     def value(self, study: Study, label: str) -> Estimate | None:
         point = study[label]
@@ -87,6 +90,7 @@ class AnswerRow:
     """A candidate's row in the table of an answer."""
 
     arm: str
+    """The candidate's label."""
     changes: Changes
     """Changes of the scenario that make the candidate."""
     x: float | None
@@ -96,8 +100,8 @@ class AnswerRow:
     remark: str
     """Says what is wrong with the candidate, such as a missed SLO. Empty: nothing."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Smallest and largest value of each number over the range of step times. Empty: a run with the fastest or slowest
-    step times gave no result, or step times were measured on a server.
+    """Smallest and largest value of each number over the range of step times, by column. Empty: a run with the fastest
+    or slowest step times gave no result, or step times were measured on a server.
     """
 
     def to_json(self) -> dict[str, Any]:

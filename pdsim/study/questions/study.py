@@ -22,7 +22,9 @@ class Arm(NamedTuple):
     """A candidate: a label, and the settings that a question compares with those of other candidates."""
 
     label: str
+    """Name of the candidate in tables and texts."""
     changes: Changes
+    """Changes of the scenario that make the candidate."""
     x: float | None = None
     """The candidate's position on the figure's axis. None: the candidate has no position."""
     series: str = ""
@@ -44,6 +46,7 @@ class Verdict(NamedTuple):
     why: str
     """One or two sentences with the numbers that support the recommendation."""
     notes: Sequence[str] = ()
+    """Further sentences on the candidates."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,7 @@ class Torn(NamedTuple):
     num_descriptors: int
     """Number of descriptors that one pair of ranks sends."""
     num_bytes: int
+    """Number of bytes that one pair of ranks sends."""
     ms: float
     """Duration in ms if no other transfer uses the links."""
 

@@ -40,7 +40,9 @@ class Range:
     is_whole: bool
     is_log: bool
     count: int | None
+    """Number of values in a grid. None: `step` decides, or the range cannot stand in a grid."""
     step: float | None
+    """Difference of two neighbouring values in a grid, in base units. None: `count` decides."""
 
     def at(self, share: float) -> Any:
         """The value at a share of the range, 0 (first) to 1 (last): a number, or a text with number and unit."""
@@ -229,8 +231,11 @@ class Sample(Section):
     """`count` points whose values are drawn from the fields' lists and ranges."""
 
     count: int = Field(ge=1)
+    """Number of points."""
     seed: Seed = 0
+    """Seed of the random numbers from which the points are drawn."""
     fields_: Fields = Field(alias="fields")
+    """Lists or ranges of values, by the path of the scenario field."""
 
 
 def _slo(value: Any) -> Slo:
@@ -255,7 +260,9 @@ class SearchSettings(Section):
     """A search: Optuna's TPE chooses points by the results of earlier points."""
 
     trials: int = Field(ge=1)
+    """Number of points that the search evaluates."""
     seed: Seed = Field(default=0, lt=1 << 32)
+    """Seed of the random numbers with which TPE chooses points."""
     slo: str | None = None
     """Name of the SLO that the search uses. None: the only SLO of the file."""
     maximise: Literal["goodput", "rate"] = "goodput"
@@ -263,6 +270,7 @@ class SearchSettings(Section):
     second and GPU, of points that meet the SLO.
     """
     fields_: Fields = Field(alias="fields")
+    """Lists or ranges of values to choose from, by the path of the scenario field."""
 
 
 class SweepFile(Section):
@@ -273,6 +281,7 @@ class SweepFile(Section):
     name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(names_a_folder)] = ""
     """Name of the sweep, of its table and of its folder under runs/. Empty: the name of the file."""
     description: str = ""
+    """Text for readers of the file, without an effect."""
     scenario: str
     """Path of the scenario file that the points change, relative to the folder of the sweep file."""
     seeds: tuple[Seed, ...] | None = Field(default=None, min_length=1)
@@ -290,7 +299,9 @@ class SweepFile(Section):
     of points must be a power of two.
     """
     search: SearchSettings | None = None
+    """A search that chooses further points by the results of earlier ones."""
     slos: dict[str, SloText] = Field(default={})
+    """SLOs that judge each point, by name, such as {chat: "ttft p99 < 2 s"}."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "SweepFile":

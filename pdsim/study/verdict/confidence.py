@@ -17,6 +17,7 @@ class Confidence(NamedTuple):
     word: str
     """high, medium or low."""
     reason: str
+    """A sentence that gives the reason for the word."""
 
 
 def confidence(
@@ -114,9 +115,10 @@ class Examined(NamedTuple):
     """A run under an SLO: its outcome, and the other outcomes on which the confidence depends."""
 
     outcome: Outcome
+    """How the run itself does under the SLO."""
     ends: Mapping[str, Outcome]
-    """Outcomes with the fastest and slowest step times. Empty: step times were measured on a server, or the user wants
-    no range.
+    """Outcomes with the fastest and slowest step times, by "fastest" and "slowest". Empty: step times were measured on
+    a server, or the user wants no range.
     """
     repeated: Sequence[Outcome]
     """Outcomes with slightly faster and slower messages. Empty: no number is near its limit, or the user interrupted

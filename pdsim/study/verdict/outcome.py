@@ -24,6 +24,7 @@ class Outcome:
     """How a cluster does under an SLO, over all its seeds."""
 
     meets: bool
+    """True if the cluster meets the SLO with all seeds."""
     reason: str
     """Says why the cluster misses the SLO. Empty: it meets the SLO."""
     num_ended: int
@@ -31,7 +32,7 @@ class Outcome:
     judgement: Judgement | None = field(default=None, kw_only=True)
     """The values of the numbers that the SLO limits. None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
-    """For each class of requests: how many of them meet the SLO."""
+    """For each class of requests, by its name: how many of them meet the SLO."""
 
     @property
     def attained(self) -> Attainment | None:

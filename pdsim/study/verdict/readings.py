@@ -49,6 +49,7 @@ class Times:
     requests have no classes.
     """
     duration_s: float = 0.0
+    """Duration of the run in s, by which numbers of requests become rates. 0: not known, so rates are 0."""
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Times":
@@ -150,7 +151,9 @@ class Reading:
     limit: float
     """Limit in the unit of `value`. Times must not exceed the limit, and shares must reach it."""
     is_share: bool
+    """True: value and limit are shares of requests. False: they are times."""
     request_class: str = ""
+    """Class of the requests to which the number applies. Empty: all requests."""
 
     @property
     def unit(self) -> str:
@@ -210,6 +213,7 @@ class Attainment:
     num_requests: int
     """Number of requests that clients sent."""
     share: float
+    """Share of the requests that are within all limits, from 0 to 1."""
     goodput_per_s: float
     """Requests per second that are within all limits."""
 

@@ -216,7 +216,7 @@ def _time_ms(metric: str, request: RequestRecord) -> float:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The numbers that an SLO limits, over the runs of one cluster."""
+    """The numbers that an SLO limits, over the runs of one cluster. readings: by term. attained: within all limits."""
 
     readings: Mapping[Term, Reading]
     ratios: Mapping[Term, float]

@@ -9,7 +9,9 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 
 
 class MissedError(Exception):
-    """Raised as soon as it is certain that a run misses its SLO."""
+    """Raised as soon as it is certain that a run misses its SLO. term: the missed term of the SLO. num_ended: number of
+    requests that had ended by then.
+    """
 
     def __init__(self, term: Term, num_ended: int) -> None:
         super().__init__(term.missed)

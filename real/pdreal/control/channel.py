@@ -24,6 +24,7 @@ class Envelope(NamedTuple):
     to: str
     """Name of the receiver: a state machine of the core, or a process."""
     message: Any
+    """The message: one of the core (core/messages.py), or a notice between processes of real mode."""
     extra: Any = None
     """Data for which the core's message has no field, as plain JSON. For NewRequest: the sampling. For FirstToken and
     KvArrived: the token, its log probabilities and the number of cached tokens. For KvGranted: the slot of the
@@ -63,6 +64,7 @@ class Network(NamedTuple):
     address: str
     """IP address at which the process listens for other hosts."""
     public_key: str
+    """Public key of the run. A process admits only peers that present this key."""
     secret_key: str
     """Secret key of the run. Together with `public_key` the secret key is the run's key pair. The launcher makes the
     pair, and only processes of the run hold the pair."""

@@ -36,10 +36,13 @@ class CountedStep(NamedTuple):
     """A step, with the number of tokens that each expert of each layer computed."""
 
     instance_id: str
+    """Name of the instance that computed the step."""
     kind: str
     """Kind of the step: prefill or decode."""
     end_ns: int
+    """End of the step in ns, in the run's time."""
     counts: ExpertCounts
+    """Number of tokens of each expert, [layers, experts]."""
 
     def to_line(self) -> str:
         packed = base64.b64encode(zlib.compress(self.counts.astype("<u2").tobytes(), 1)).decode()
@@ -85,8 +88,11 @@ class Skew(NamedTuple):
     """Load of expert-parallel ranks in one kind of steps, if each rank holds a block of neighbouring experts."""
 
     kind: str
+    """Kind of the steps: prefill or decode."""
     num_steps: int
+    """Number of recorded steps of this kind."""
     tokens_per_step: float
+    """Mean number of tokens of a step."""
     step_skew: float
     """Load of the busiest rank relative to the mean load of ranks, minus 1, with the busiest rank taken anew in each
     step and layer: the value for `cost.expert_skew`."""

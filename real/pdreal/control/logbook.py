@@ -31,7 +31,7 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, HostCop
 
 class Logbook:
     """Log files of one process. Entries reach the files when `flush` is called. Without a folder, or after `close`,
-    nothing is kept.
+    nothing is kept. life: number of earlier starts of the process; each start has files of its own.
     """
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:

@@ -11,6 +11,7 @@ class Hello(NamedTuple):
     """
 
     process: str
+    """Name of the rank's process."""
     memory: dict[str, Any]
     endpoint: str
     """Endpoint at which other processes reach the rank."""
@@ -24,6 +25,7 @@ class Peers(NamedTuple):
     number: int
     """Number of this notice. The rank repeats the number in its answer."""
     lives: dict[str, int]
+    """Number of earlier starts of each instance that runs, by instance id."""
     memories: dict[str, list[dict[str, Any]]]
     """For each instance, the fields of a PeerMemory for each of its ranks, in the order of ranks. A rank that receives
     no KV has no fields."""
@@ -37,7 +39,9 @@ class Connected(NamedTuple):
     """A rank tells the launcher that it can reach all instances of a Peers notice."""
 
     process: str
+    """Name of the rank's process."""
     number: int
+    """Number of the Peers notice."""
 
 
 class Ping(NamedTuple):
@@ -50,6 +54,7 @@ class Pong(NamedTuple):
     """
 
     process: str
+    """Name of the rank's process."""
     levels: list[Any]
 
 
@@ -66,6 +71,7 @@ class Settle(NamedTuple):
     """
 
     timeout_ns: int
+    """Time in ns after which the leader answers in any case."""
 
 
 class Settled(NamedTuple):
@@ -87,7 +93,9 @@ class Broken(NamedTuple):
     """A rank tells the launcher that it cannot continue, and why."""
 
     process: str
+    """Name of the rank's process."""
     reason: str
+    """The reason as text."""
 
 
 class Task(NamedTuple):
@@ -103,6 +111,7 @@ class Done(NamedTuple):
     """
 
     ticket: int
+    """Number of the task (Task.ticket)."""
     result: Any
     error: str | None
 
@@ -112,6 +121,7 @@ class HostUp(NamedTuple):
 
     host: str
     endpoint: str
+    """Endpoint at which the agent receives messages."""
     version: str
 
 
@@ -119,6 +129,7 @@ class AskTime(NamedTuple):
     """The launcher asks an agent for the time of its host."""
 
     number: int
+    """Number of the question, which the answer repeats."""
 
 
 class Time(NamedTuple):
@@ -126,6 +137,7 @@ class Time(NamedTuple):
 
     host: str
     number: int
+    """Number of the question."""
     time_ns: int
 
 
@@ -138,6 +150,7 @@ class KillRanks(NamedTuple):
 
     instance_id: str
     rank: int | None
+    """Index of the rank. None: all ranks."""
 
 
 class Ended(NamedTuple):
@@ -161,6 +174,7 @@ class KeptLog(NamedTuple):
 
     host: str
     file_name: str
+    """Name of the file, without its folder."""
 
 
 class HostDone(NamedTuple):

@@ -6,7 +6,9 @@ from typing import Any
 
 
 class RefusedError(Exception):
-    """A request that cannot be served. `field` names the wrong field, if there is one."""
+    """A request that cannot be served. `field` names the wrong field, if there is one. status: HTTP status of the
+    answer. headers: further headers of the answer.
+    """
 
     def __init__(
         self,

@@ -13,10 +13,13 @@ class Draw(NamedTuple):
     temperature: float
     """Temperature. 0: the likeliest token is chosen."""
     top_p: float
+    """The token is one of the likeliest tokens that together have this probability. 1: any token."""
     top_k: int
     """Number of likeliest tokens to choose from. 0: all."""
     min_p: float
+    """Smallest probability of a token, as a share of the likeliest token's. 0: any."""
     seed: int
+    """Seed of the random numbers, which depend on nothing but seed, position and token."""
     position: int
     """Position of the token in its sequence."""
     num_logprobs: int | None
@@ -41,8 +44,11 @@ class Sampling(NamedTuple):
     """The workload's number of output tokens, after which the output ends. Scheduling policies do not see this number.
     None: the workload does not set the number."""
     ignore_eos: bool = False
+    """True: end-of-sequence tokens do not end the output."""
     stop_token_ids: tuple[int, ...] = ()
+    """Ids of the stop tokens, which end the output."""
     temperature: float = 0.0
+    """This field and the next five are those of Draw."""
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
@@ -67,6 +73,7 @@ class Drafted(NamedTuple):
     """Numbers of a request's drafts that were accepted."""
 
     num_accepted: int = 0
+    """Number of drafts that decode steps accepted."""
     num_confirmed: int = 0
     """Number of accepted drafts that equal the target model's own choice at their place."""
     num_near: int = 0

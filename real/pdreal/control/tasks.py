@@ -17,6 +17,7 @@ class StateUse(NamedTuple):
     tracked: int = 0
     """Slot for the state after the chunk's first tracked_tokens. 0: no such state is kept."""
     tracked_tokens: int = 0
+    """Number of first tokens of the chunk that the state in slot `tracked` has seen."""
 
 
 class PrefillInput(NamedTuple):
@@ -24,8 +25,10 @@ class PrefillInput(NamedTuple):
 
     request_id: int
     tokens: Sequence[int]
+    """Ids of the tokens to compute."""
     num_context_tokens: int
     page_table: Sequence[int]
+    """Ids of the sequence's pages, in the order of its tokens."""
     draw: Draw | None = None
     """Rule for choosing the next token. None: the likeliest token is chosen, or no token is needed."""
     next_token: int | None = None
@@ -41,6 +44,7 @@ class PrefillInput(NamedTuple):
 
 class PrefillBatch(NamedTuple):
     chunks: tuple[PrefillInput, ...]
+    """The parts of prompts that one forward computes."""
 
 
 class PageTableChange(NamedTuple):
@@ -49,8 +53,10 @@ class PageTableChange(NamedTuple):
     """
 
     row: int
+    """Index of the row in the batch."""
     start: int
     pages: Sequence[int]
+    """Ids of the new pages."""
 
 
 class Seed(NamedTuple):
@@ -59,6 +65,7 @@ class Seed(NamedTuple):
     """
 
     token: int
+    """Id of the first proposed token."""
     hidden: str
     """Bytes of the hidden state in base64, because the control channel sends plain JSON."""
 
@@ -86,7 +93,9 @@ class DecodeBatch(NamedTuple):
     """A decode step. Each row computes the last token of its sequence, and num_kv_tokens tokens precede that token."""
 
     tokens: tuple[int, ...]
+    """For each row: id of its sequence's last token."""
     num_kv_tokens: tuple[int, ...]
+    """For each row: number of tokens that have KV already."""
     changes: tuple[PageTableChange, ...] = ()
     """Changes of page tables since the last batch; ranks remember the tables. After the changes each table has room for
     the new tokens."""
@@ -109,7 +118,9 @@ class SaveKv(NamedTuple):
 
     request_id: int
     num_kv_tokens: int
+    """Number of tokens of the sequence that have KV."""
     page_table: Sequence[int]
+    """Ids of the sequence's pages, in the order of its tokens."""
     state_slot: int = 0
 
 
@@ -118,7 +129,9 @@ class RestoreKv(NamedTuple):
 
     request_id: int
     page_table: Sequence[int]
+    """Ids of the pages that the sequence has now, in the order of its tokens."""
     state_slot: int = 0
+    """Slot of the linear-attention state. 0: no state was saved."""
 
 
 class ForgetKv(NamedTuple):
@@ -153,7 +166,9 @@ class StateMove(NamedTuple):
     """Slots between which a request's linear-attention state moves: on prefill and on decode."""
 
     source: int
+    """Slot on prefill."""
     target: int
+    """Slot on decode."""
 
 
 class SendUnit(NamedTuple):
@@ -163,6 +178,7 @@ class SendUnit(NamedTuple):
 
     worker: int
     unit: TransferUnit
+    """The part of a request's KV to send."""
     staging_offset_bytes: int | None
     windows: Windows | None = None
     """Pages of sliding-window layers whose KV is sent with the unit. None: no such KV is sent."""
@@ -174,23 +190,31 @@ class ScatterCell(NamedTuple):
     """Copy a cell of the staging ring into pages. Cells are copied in the order of these tasks."""
 
     command: Scatter
+    """The command of the core that names the cell."""
     pages: Sequence[int]
+    """Ids of the pages, in the order of their tokens."""
 
 
 class DigestSent(NamedTuple):
     """Compute fingerprints of a request's KV, which prefill has sent, after the worker's earlier transfers."""
 
     worker: int
+    """Index of the transfer worker that sent the KV."""
     pages: Sequence[int]
+    """Ids of the request's pages on prefill, in the order of its tokens."""
     num_tokens: int
+    """Number of first tokens of these pages to read."""
     state_slot: int = 0
     """Slot of the request's linear-attention state. 0: none."""
 
 
 class DigestArrived(NamedTuple):
     pages: Sequence[int]
+    """Ids of the request's pages on decode, in the order of its tokens."""
     num_tokens: int
+    """Number of first tokens of these pages to read."""
     state_slot: int = 0
+    """Slot of the request's linear-attention state. 0: none."""
 
 
 class LookUpPages(NamedTuple):
@@ -199,6 +223,7 @@ class LookUpPages(NamedTuple):
     """
 
     hashes: Sequence[str]
+    """Names of the pages in storage, in the order of their tokens."""
 
 
 class ReadPages(NamedTuple):

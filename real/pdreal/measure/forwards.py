@@ -49,7 +49,9 @@ class RankedModel:
     config: ModelConfig
     dtype: torch.dtype
     device_type: str
+    """cuda or cpu."""
     tp: int
+    """Number of ranks."""
     has_whole_experts: bool
     sends_to_experts: bool
 
@@ -180,6 +182,7 @@ class PrefillCase(NamedTuple):
     """
 
     num_prompts: int
+    """Number of prompts of the forward."""
     num_tokens: int
     num_context_tokens: int = 0
 
@@ -197,7 +200,9 @@ class DecodeCase(NamedTuple):
     """A decode step of equally long sequences. The last sequence may have another length."""
 
     batch_size: int
+    """Number of sequences, each of which gets a token."""
     num_context_tokens: int
+    """Number of tokens with KV before the step, of each sequence."""
     num_longest_tokens: int | None = None
     """Number of context tokens of the last sequence. None: num_context_tokens."""
 

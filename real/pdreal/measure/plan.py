@@ -12,12 +12,17 @@ _KIB, _MIB = 2**10, 2**20
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     prefill: tuple[PrefillCase, ...]
+    """Shapes of prefill forwards."""
     sustained: tuple[SustainedCase, ...]
     """Shapes of prefill forwards that are repeated without pause, on GPUs."""
     decode: tuple[DecodeCase, ...]
+    """Shapes of decode steps."""
     copied_pages: tuple[int, ...]
+    """Numbers of pages that one gather or scatter copies."""
     transferred_bytes: tuple[int, ...]
+    """Sizes of transfers in bytes. Each size is measured with each number of descriptors."""
     descriptors: tuple[int, ...]
+    """Numbers of descriptors of a transfer."""
     stored_pages: tuple[int, ...]
     """Numbers of pages that are looked up, read and written in storage together."""
     served_batches: tuple[int, ...]

@@ -60,11 +60,15 @@ class Row:
     """Median time from the call on the host to the result on the host. For kind `loop`: the mean time between starts of
     steps."""
     min_us: float | None = None
+    """Shortest time of all repeats."""
     repeats: int | None = None
+    """Number of repeats."""
     prompts: int | None = None
+    """Number of prompts of a forward."""
     new_tokens: int | None = None
     """Total number of new tokens of all prompts of a forward."""
     batch: int | None = None
+    """Number of requests of a decode step."""
     graph: int | None = None
     """Size, in requests, of the CUDA graph that runs the batch."""
     verified: int | None = None
@@ -76,13 +80,17 @@ class Row:
     busy_us: float | None = None
     """Time that the GPU had computed without pause before this forward."""
     payload_bytes: int | None = None
+    """Number of bytes that a copy or transfer moves."""
     rest_us: float | None = None
     """Mean time from the end of a step to the start of the next step."""
     submit_us: float | None = None
     """Median time that the host takes to launch the work."""
     transport: str | None = None
+    """Name of the transfer engine."""
     num_descriptors: int | None = None
+    """Number of descriptors of a transfer."""
     what: str | None = None
+    """Name of the measured work, for kinds that have several: host and storage."""
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:
@@ -103,18 +111,30 @@ def describe(row: Row) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     device: str
+    """Name of the GPUs or of the processor."""
     model: str
+    """Name of the model in the catalog."""
     dtype: str
+    """Data type of weights, activations and KV."""
     page_size: int
+    """Number of tokens of a page."""
     tp: int
+    """Tensor-parallel size."""
     ep: int
+    """Expert-parallel size."""
     moe_a2a_backend: str
+    """Library that sends tokens to experts, or none."""
     driver: str
+    """Version of NVIDIA's driver. Empty: there is no driver."""
     torch_version: str
     versions: str
+    """Versions of kernels, messages and transfer engines, separated by commas."""
     python: str
+    """Version of Python."""
     command: str
+    """The command that measured."""
     date: str
+    """Date of the measurement, as 2026-01-31."""
 
     @classmethod
     def here(

@@ -33,6 +33,7 @@ class Measurement:
     model: ModelConfig
     options: Options
     page_size: int
+    """Number of tokens of a page."""
     tp: int
     """Number of ranks of an instance."""
     ep: int
@@ -40,8 +41,11 @@ class Measurement:
     moe_a2a_backend: RealA2a
     """deepep: ranks send tokens to the ranks of their experts. none: every rank has all tokens."""
     kinds: tuple[Kind, ...]
+    """Kinds of rows to measure."""
     plan: Plan
+    """Shapes to measure."""
     rounds: int
+    """Number of times that everything is measured."""
     draft_tokens: int = 1
     """Number of tokens of each request that decode steps verify. 1: there are no drafts."""
 

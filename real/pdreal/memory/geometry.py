@@ -23,14 +23,19 @@ class CacheGeometry:
     """Shape of the KV cache of one rank."""
 
     num_pages: int
+    """Number of pages of the pool. The scratch page is extra."""
     page_size: int
+    """Number of tokens of a page."""
     num_layers: int
+    """Number of layers with a KV cache."""
     num_kv_heads: int
     """Number of KV heads of this rank."""
     head_dim: int
+    """Number of elements of a head."""
     itemsize: int
     """Bytes of one element of the cache."""
     planes_per_layer: int = 2
+    """2: keys and values. 1: latents."""
 
     @property
     def num_planes(self) -> int:
@@ -53,16 +58,20 @@ class CacheGeometry:
 
 
 class RankPair(NamedTuple):
-    """A prefill rank that writes to a decode rank, and the KV heads that it sends. source_heads: indices of these heads
-    among the prefill rank's heads. target_heads: indices of the same heads among the decode rank's heads.
-    """
+    """A prefill rank that writes to a decode rank, and the KV heads that it sends."""
 
     prefill_rank: int
+    """Index of the prefill rank among all ranks of its instance."""
     decode_rank: int
+    """Index of the decode rank among all ranks of its instance."""
     writer: int
-    """Index of this prefill rank, from 0, among the prefill ranks that write to the decode rank."""
+    """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. Each of these
+    ranks has its own place in a staged cell.
+    """
     source_heads: range
+    """Indices of the heads among the prefill rank's heads."""
     target_heads: range
+    """Indices of the same heads among the decode rank's heads."""
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
@@ -109,9 +118,13 @@ class Exchange:
     num_kv_heads: int
     """Number of KV heads of the model."""
     prefill_tp: int
+    """Number of ranks of the prefill instance."""
     decode_tp: int
+    """Number of ranks of the decode instance."""
     prefill: CacheGeometry
+    """Shape of the cache of one prefill rank."""
     decode: CacheGeometry
+    """Shape of the cache of one decode rank."""
     layer_groups: int = 0
     """A forward's layers are divided into this number of groups, and each group's KV is sent when it is computed. 0:
     all KV is sent when the forward is done."""

@@ -46,6 +46,7 @@ prefill."""
 
 class _Leased(NamedTuple):
     own: int
+    """Slot of the state after the request's last computed token."""
     tracked: dict[int, int]
     """Slot of each written state that the cache may still take, by its number of tokens."""
 

@@ -132,6 +132,7 @@ def _source(text: str, device: torch.device) -> WeightSource:
 @dataclass(frozen=True, kw_only=True)
 class MlpWeights:
     gate_up: Matrix
+    """Gate and up projections, joined to one matrix."""
     down: Matrix
 
 
@@ -146,6 +147,7 @@ class ExpertWeights:
     down: Matrix
     """Down projections, [own experts, hidden, inner]."""
     num_active: int
+    """Number of experts that each token chooses."""
     own: range
     """Indices, among the layer's experts, of those that this rank holds."""
     routing: GroupedRouting | None = None
@@ -226,6 +228,7 @@ class LayerWeights:
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights | DeltaWeights
     output: Matrix
+    """Projection of the outputs of all heads to the hidden state."""
     mlp_norm: Tensor
     mlp: MlpWeights | ExpertWeights
 
@@ -238,6 +241,7 @@ class ModelWeights:
     """Embedding rows of the whole vocabulary."""
     layers: tuple[LayerWeights, ...]
     norm: Tensor
+    """Weight of the norm after the last layer."""
     head: Tensor
     """Output projection rows of the rank's part of the vocabulary."""
 
@@ -290,9 +294,11 @@ def load_draft_weights(
 class _Loader:
     source: WeightSource
     shapes: dict[str, tuple[int, ...]]
+    """Shape of each whole parameter, by its name in checkpoints."""
     dtype: torch.dtype
     device: torch.device
     keeps_fp8: bool
+    """True: fp8 matrices of the source stay fp8."""
     norm_offset: float = 0.0
     """Added to the weights of norms: 1 for Qwen3.5, whose checkpoints hold each weight minus one."""
 

@@ -44,12 +44,16 @@ class NewToken(NamedTuple):
 
     request_id: int
     token: int
+    """Id of the token."""
     logprobs: Logprobs | None = None
+    """Log probabilities of the token. None: the request asks for none."""
 
 
 class Outcome(NamedTuple):
     result: Result
+    """The result of the step, for the instance."""
     new_tokens: list[NewToken]
+    """The tokens of the step, for clients."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ class _Sequence:
     num_pages: int = 0
     """Number of pages that the ranks know. While a sequence runs, its page table only grows."""
     is_saved: bool = False
+    """True: the sequence is retracted, and its KV is in host memory."""
     state_slot: int = 0
     """Slot where the sequence's linear-attention state was last. 0: none."""
     num_cached_tokens: int = 0

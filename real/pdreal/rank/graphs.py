@@ -33,7 +33,10 @@ class _Graphs:
     """
 
     def __init__(self, model: Transformer, kv: PagedKv, num_inputs: int, *, records_experts: bool) -> None:
-        """num_inputs: largest number of integers that a forward uploads."""
+        """num_inputs: largest number of integers (int32) of a forward's inputs together: token ids, positions, page
+        tables. This is the size of the buffers through which inputs reach the GPU. records_experts: True: `choices`
+        gets the experts that tokens choose.
+        """
         self.choices: list[Tensor] = []
         """Experts of each layer that the last forward's tokens chose, if they are recorded."""
         self._records_experts = records_experts
@@ -110,6 +113,8 @@ class LaunchedStep(NamedTuple):
     """A step that runs on the GPU. Its tokens can be read when `done` has happened."""
 
     tokens: Tensor
+    """The next tokens on the host, one per row of the batch; if the step verifies drafts: the integers of Drafter.step.
+    """
     done: torch.cuda.Event
 
 
@@ -131,6 +136,8 @@ class DecodeGraphs(_Graphs):
         slots of its linear-attention state are not counted.
 
         num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
+        max_running_requests: largest number of rows of a batch. records_experts: as in _Graphs. states:
+        linear-attention states; None: the model has none.
         """
         self._states = states
         num_columns += 0 if states is None else 2

@@ -40,9 +40,11 @@ class ComputedTokens(NamedTuple):
     """Tokens that the model computed for a task. Start and end are times of the monotonic clock, in ns."""
 
     tokens: list[int]
+    """The next tokens, one per chunk or row. Empty: the task makes none."""
     start_ns: int
     end_ns: int
     expert_counts: ExpertCounts | None = None
+    """Number of tokens of each expert, [layers, experts]. None: not recorded."""
     logprobs: Sequence[Logprobs | None] = ()
     """Log probabilities of each token; empty if no request asks for them."""
     seeds: Sequence[Seed] = ()
@@ -204,9 +206,12 @@ def _report(done: "Future[Any]", on_done: OnDone) -> None:
 @dataclass
 class _UnderWay:
     num_missing: int
+    """Number of ranks that have not done the task yet."""
     on_done: Callable[[list[Any], str | None], None]
     results: list[Any] = field(default_factory=list)
+    """Results of the ranks that have done the task, in the order in which they ended."""
     error: str | None = None
+    """The reason why a rank failed. None: none has failed."""
 
 
 class RankGroup:

@@ -37,7 +37,9 @@ class RankResources:
     compute_stream: torch.cuda.Stream | None
     """Stream of the GPU on which the model was loaded and its graphs were captured. None: the rank runs on a CPU."""
     end_tokens: tuple[int, ...]
+    """Ids of the tokens that end a sequence."""
     mover: PrefillMover | DecodeMover | None = None
+    """Sends KV from this rank, or receives KV. None: the rank exchanges no KV with other instances."""
     num_workers: int = 0
     """Number of threads that transfer KV."""
     memory: dict[str, Any] = field(default_factory=dict)

@@ -25,6 +25,7 @@ class _State:
     begun.
     """
     drafted: Drafted = NO_DRAFTS
+    """Numbers of drafts that steps have accepted so far."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Lacking:
 
     request_id: int
     num_output_tokens: int
+    """Number of output tokens so far."""
     num_lacking: int
     """Maximum number of further tokens until the sequence ends."""
     reference: Sequence[int]

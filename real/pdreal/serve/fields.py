@@ -171,6 +171,7 @@ class AnswerSettings(NamedTuple):
     stop: tuple[str, ...]
     """Texts that end an answer and are not part of it."""
     num_choices: int
+    """Number of answers to the same prompt, each with a seed of its own."""
 
 
 def answer_settings(

@@ -34,8 +34,10 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
 
 class Gauge(NamedTuple):
     name: str
+    """Name of the metric without the prefix, such as num_queue_reqs."""
     instance_id: str
     engine_type: str
+    """SGLang's name of the role: prefill, decode or unified."""
     value: float
 
 

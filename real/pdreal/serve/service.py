@@ -96,20 +96,27 @@ class Service(NamedTuple):
     """The cluster that all endpoints use, with its model, limits and tokenizer."""
 
     cluster: "Launcher"
+    """The running instances."""
     model_name: str
+    """Name of the model for clients."""
     tokenizer: Tokenizer | CheckpointTokenizer
     room: Room
+    """Size of the largest request that fits."""
     page_size: int
+    """Number of tokens of a page."""
     metrics: Metrics
     entrance: Entrance
+    """Admits requests, or refuses them."""
 
 
 class Generation(NamedTuple):
     """A client's request, in the same form for all endpoints."""
 
     prompt: list[int]
+    """Token ids of the prompt."""
     settings: AnswerSettings
     stream: bool
+    """True: the answer is sent as events while its tokens arrive."""
     closing_usage: bool = False
     """True if a stream ends with an event of token counts. An answer that is not streamed always has token counts."""
     running_usage: bool = False
@@ -120,6 +127,7 @@ class Part(NamedTuple):
     """A new part of an answer: tokens, and the text that can be sent because it cannot belong to a stop text."""
 
     text: str
+    """Text to send. Empty: the new tokens may belong to a stop text or an unfinished character."""
     first_token: int
     """Position in the answer of the part's first token, from 0."""
 

@@ -55,6 +55,7 @@ class HostEntry(Section):
 
 class Hosts(Section):
     hosts: dict[str, HostEntry]
+    """Address, instances and start command of each host, by its name."""
 
     @model_validator(mode="after")
     def _has_one_home(self) -> Self:

@@ -32,8 +32,10 @@ class RankSpec:
     """Resolved scenario, without its workload."""
     options: Options
     instance_id: str
+    """Name of the instance, such as prefill-0."""
     role: Role
     rank: int
+    """Index of the rank in its instance. Rank 0 leads."""
     life: int
     """Number of times that the instance was started before."""
     slot: int

@@ -31,8 +31,11 @@ class Room(NamedTuple):
     """Size of the largest request, in tokens. If prompt and output share a pool, the prompt counts in whole pages."""
 
     prompt_tokens: int
+    """Largest number of prompt tokens."""
     total_tokens: int
+    """Largest number of prompt and output tokens together."""
     page_size: int = 1
+    """Number of tokens of a page."""
     reserved_tokens: int = 0
     """Number of tokens of decode's pool that the admission policy keeps free."""
 

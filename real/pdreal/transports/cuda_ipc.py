@@ -87,14 +87,19 @@ class CudaRuntime:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(mapped))
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """Copies ranges. Returns when all bytes are in place. Other threads launch their work between the calls."""
+        """Copies ranges. Returns when all bytes are in place. Other threads launch their work between the calls.
+        sources, targets: addresses at which ranges begin, in memory that is mapped here. lengths: sizes in bytes. Entry
+        i of each belongs to range i.
+        """
         for first in range(0, len(lengths), COPIES_PER_CALL):
             part = slice(first, first + COPIES_PER_CALL)
             self.copy_batch(sources[part], targets[part], lengths[part], stream)
             stream.synchronize()
 
     def copy_batch(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """Copies all ranges in one call. Returns when the copies are queued in the stream."""
+        """Copies all ranges in one call. Returns when the copies are queued in the stream. The arguments are those of
+        `copy`.
+        """
         source, target, size = (np.ascontiguousarray(each, np.uint64) for each in (sources, targets, lengths))
         attributes, first = _Attributes(_IN_STREAM_ORDER), ctypes.c_size_t(0)
         failed = () if self._version >= _WITHOUT_INDEX_OF_FAILURE else (ctypes.byref(ctypes.c_size_t()),)
@@ -215,7 +220,8 @@ class _OpenAllocations:
 
 class _Mapping:
     """Memory of another process that is mapped for the current GPU. Raises TransferError if the memory cannot be
-    mapped.
+    mapped. regions: for each region: its address in the other process, its size in bytes, the begin of its allocation
+    there, and the CUDA IPC handle of the allocation in hex.
     """
 
     def __init__(self, opened: _OpenAllocations, regions: Any) -> None:
@@ -235,7 +241,9 @@ class _Mapping:
 
 
 class _Target:
-    """A peer. Its memory is mapped here at the first write. One thread at a time writes to it."""
+    """A peer. Its memory is mapped here at the first write. One thread at a time writes to it. pid: id of the peer's
+    process. regions: as in _Mapping.
+    """
 
     def __init__(self, opened: _OpenAllocations, pid: int, regions: Any) -> None:
         self._opened = opened
@@ -267,7 +275,9 @@ class _Target:
 
 
 class _Sender:
-    """A sender's memory, from which this receiver reads ranges."""
+    """A sender's memory, from which this receiver reads ranges. mapping: the sender's memory, mapped here. targets:
+    regions of this receiver. stream: where copies run.
+    """
 
     def __init__(self, runtime: CudaRuntime, mapping: _Mapping, targets: Regions, stream: torch.cuda.Stream) -> None:
         self._runtime = runtime

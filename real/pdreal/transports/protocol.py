@@ -66,7 +66,8 @@ class Transport(Protocol):
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         """Copies each local range to the remote range. Returns when all bytes are in place. Several threads may write
-        at a time. Raises TransferError, within seconds if the peer died.
+        at a time. Raises TransferError, within seconds if the peer died. local, remote: addresses at which ranges
+        begin, here and in the peer. lengths: sizes in bytes. Entry i of each belongs to range i. address: of the peer.
         """
         ...
 

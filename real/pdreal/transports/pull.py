@@ -30,7 +30,9 @@ class Sender(Protocol):
     """Memory of a sender that this process can read."""
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-        """Copies ranges, and returns when all bytes are in place. Raises TransferError if the memory cannot be read."""
+        """Copies ranges, and returns when all bytes are in place. Raises TransferError if the memory cannot be read.
+        sources: addresses in the sender. targets: addresses in this receiver. lengths: sizes in bytes, one per range.
+        """
         ...
 
     def close(self) -> None: ...
@@ -89,7 +91,9 @@ class PullClient:
         self._connections: list[socket.socket] = []
 
     def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        """Asks the receiver to copy ranges. Raises TransferError if the receiver could not copy them, or is gone."""
+        """Asks the receiver to copy ranges. Raises TransferError if the receiver could not copy them, or is gone.
+        local: addresses in this sender. remote: addresses in the receiver. lengths: sizes in bytes, one per range.
+        """
         request = np.stack([local, remote, lengths]).astype(np.int64)
         try:
             connection = self._connection()

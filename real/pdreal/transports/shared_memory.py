@@ -88,7 +88,9 @@ class _Peer:
 
 
 def copy_ranges(sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-    """Copies each range by memcpy. All ranges lie in host memory that this process has mapped."""
+    """Copies each range by memcpy. All ranges lie in host memory that this process has mapped. sources, targets:
+    addresses at which ranges begin. lengths: sizes in bytes, one per range.
+    """
     for target, source, length in zip(targets.tolist(), sources.tolist(), lengths.tolist(), strict=True):
         ctypes.memmove(target, source, length)
 
