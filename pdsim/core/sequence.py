@@ -6,17 +6,12 @@ Unknown tokens, such as the outputs of a running request, follow the prompt as `
 from array import array
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class StreamSpan(NamedTuple):
-    """Tokens [offset, offset + length) of a stream. Two tokens are equal if their streams and their offsets are
-    equal.
-    """
-
-    stream: int
-    offset: int
-    length: int
+StreamSpan = tuple[int, int, int]
+"""(stream, offset, length): the tokens [offset, offset + length) of a stream. Two tokens are equal if their streams and
+their offsets are equal.
+"""
 
 
 class Spans:
@@ -27,20 +22,20 @@ class Spans:
 
     __slots__ = ("_ends", "_length", "spans")
 
-    def __init__(self, spans: Iterable[tuple[int, int, int]]) -> None:
+    def __init__(self, spans: Iterable[StreamSpan]) -> None:
         joined: list[StreamSpan] = []
         ends: list[int] = []
         length = 0
         for stream, offset, n in spans:
             if n <= 0:
                 continue
-            length += n
-            if joined and joined[-1].stream == stream and joined[-1].offset + joined[-1].length == offset:
-                joined[-1] = StreamSpan(stream, joined[-1].offset, joined[-1].length + n)
-                ends[-1] = length
+            if joined and (before := joined[-1])[0] == stream and before[1] + before[2] == offset:
+                joined[-1] = (stream, before[1], before[2] + n)
+                ends[-1] += n
             else:
-                joined.append(StreamSpan(stream, offset, n))
-                ends.append(length)
+                joined.append((stream, offset, n))
+                ends.append(length + n)
+            length += n
         self.spans = tuple(joined)
         self._ends = tuple(ends) if len(ends) > 1 else ()
         """End of each span, in tokens from the beginning of the sequence. Empty for a single span, the most frequent
@@ -62,7 +57,7 @@ class Spans:
         return hash(self.spans)
 
     def __repr__(self) -> str:
-        return f"Spans({[tuple(span) for span in self.spans]})"
+        return f"Spans({list(self.spans)})"
 
     def page_key(self, start: int, size: int) -> Hashable:
         i = bisect_right(self._ends, start) if start else 0
@@ -101,9 +96,9 @@ class Spans:
         pieces = []
         i = bisect_right(self._ends, start)
         while start < stop:
-            span, end = self.spans[i], self._end(i)
+            (stream, offset, length), end = self.spans[i], self._end(i)
             n = min(stop, end) - start
-            pieces.append(StreamSpan(span.stream, span.offset + span.length - end + start, n))
+            pieces.append((stream, offset + length - end + start, n))
             start += n
             i += 1
         return pieces

@@ -1,11 +1,11 @@
 """Interfaces of cost models, and the linear functions that describe decode steps."""
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.system.memory import Layout
 
-FRACTION_BITS = 20
+FRACTION_BITS: Final = 20
 """Decode steps are timed in units of 2**-20 ns, so that the time per KV token is not rounded to 0."""
 
 

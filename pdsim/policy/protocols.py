@@ -7,10 +7,12 @@ copy. It must not change objects that a view returns.
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
+from pdsim.dataclass import dataclass
 from pdsim.policy import views
 
 
-class Pick(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pick:
     """One choice of a prefill policy: compute this prompt next, at most max_tokens of it. None: no such limit. The core
     makes the chunk shorter if tokens or pages are lacking.
     """

@@ -8,18 +8,18 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pdsim.core.sequence import Spans
+from pdsim.dataclass import dataclass
 from pdsim.files import write_whole
 from pdsim.workload.client import sessions_of
 from pdsim.workload.request_spec import RequestSpec, fresh_streams
 from pdsim.workload.trace_file import Line
 
-_INT = frozenset({int})
 
-
-class BlockRun(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BlockRun:
     """Blocks with consecutive ids, whose tokens are consecutive tokens of one stream."""
 
     first_id: int
@@ -71,9 +71,11 @@ class HashBlocks:
                 f"a list of {num_blocks} ids, one per {self._size} input tokens; block_tokens sets the block size"
             )
             raise line.error(name, ids, expected)
-        if not _INT.issuperset(map(type, ids)):
-            raise line.error(name, ids, "whole numbers")
-        if len(set(ids)) < len(ids):
+        for block in ids:
+            if type(block) is not int:
+                raise line.error(name, ids, "whole numbers")
+        has_gaps = bool(ids) and _num_rising(ids, 0, num_blocks) < num_blocks  # without gaps, no id comes twice
+        if has_gaps and len(set(ids)) < num_blocks:
             raise line.error(name, ids, "no id twice: an id stands for its block and all blocks before it")
         return self.of_ids(ids, num_tokens)
 
@@ -129,8 +131,6 @@ def _num_rising(ids: list[int], at: int, limit: int) -> int:
     """Number of ids from ids[at] on, each greater by 1 than the id before it; at most `limit`."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
-    if ids[at:stop] == list(range(ids[at], stop + shift)):
-        return stop - at
     for i in range(at + 1, stop):
         if ids[i] != i + shift:
             return i - at

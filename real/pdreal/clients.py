@@ -28,8 +28,9 @@ def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
     """Returns the token ids of a span, which is a contiguous piece of one stream. SplitMix64's finalizer maps the
     stream and each offset to an id, so a span always has the same ids, and ids are spread over the vocabulary.
     """
-    begin = (span.stream * 0x9E3779B97F4A7C15 + span.offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
-    z = np.uint64(begin) + np.arange(span.length, dtype=np.uint64) * np.uint64(_STEP)
+    stream, offset, length = span
+    begin = (stream * 0x9E3779B97F4A7C15 + offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK
+    z = np.uint64(begin) + np.arange(length, dtype=np.uint64) * np.uint64(_STEP)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return ((z ^ (z >> np.uint64(31))) % np.uint64(vocab_size)).astype(np.int32)
@@ -60,10 +61,11 @@ class Tokens:
 
     def _tokens(self, span: StreamSpan) -> NDArray[np.int32]:
         tokens = tokens_at(span, self._vocab_size)
-        for offset, said in self._said.get(span.stream, ()):
-            first, stop = max(offset, span.offset), min(offset + len(said), span.offset + span.length)
+        stream, begin, length = span
+        for offset, said in self._said.get(stream, ()):
+            first, stop = max(offset, begin), min(offset + len(said), begin + length)
             if first < stop:
-                tokens[first - span.offset : stop - span.offset] = said[first - offset : stop - offset]
+                tokens[first - begin : stop - begin] = said[first - offset : stop - offset]
         return tokens
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdsim.core.messages import KvGranted
-from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner, StagingPlan
-from pdsim.core.transfer.staging_ring import Span, StagingRing, Watermark, may_write
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
+from pdsim.core.transfer.staging_ring import Span, StagingPlan, StagingRing, Watermark, may_write
 from pdsim.policy.prefill import EveryChunk
 from tests.support import examples
 

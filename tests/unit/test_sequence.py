@@ -14,7 +14,7 @@ KINDS = [pytest.param(spans, id="spans"), pytest.param(ids, id="ids")]
 def tokens(sequence):
     if isinstance(sequence, TokenIds):
         return sequence.ids()
-    return [(s.stream, s.offset + i) for s in sequence.spans for i in range(s.length)]
+    return [(stream, offset + i) for stream, offset, length in sequence.spans for i in range(length)]
 
 
 def common(a, b):

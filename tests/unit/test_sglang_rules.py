@@ -210,7 +210,7 @@ def test_the_first_that_waits_behind_a_full_chunk_is_looked_at(rules):
     arrive(p, 3, 7, prompt=Spans(((0, 0, 6), (9, 0, 1))))  # begins like the first
     begun(p)
     tree = p.cache.prefix_cache
-    last = {node.sequence.spans[0].stream: node.last_access for node in tree.root.children.values()}
+    last = {node.sequence.spans[0][0]: node.last_access for node in tree.root.children.values()}
     assert (last[0] > last[1]) == rules.tries_when_spent
 
 
@@ -524,7 +524,7 @@ def test_every_32nd_choice_uses_the_cached_prefixes_of_those_that_wait(change, e
     for _ in range(33):
         begun(a)
         nodes = a.cache.prefix_cache.root.children.values()
-        accesses += [node.last_access for node in nodes if node.sequence.spans[0].stream == 0]
+        accesses += [node.last_access for node in nodes if node.sequence.spans[0][0] == 0]
     assert [i for i in range(1, 33) if accesses[i] != accesses[i - 1]] == expected
 
 

@@ -8,8 +8,6 @@ Source: SGLang 0.5.23, managers/hisparse_coordinator.py:878 (admit_request_direc
 (_grow_device_buffers), disaggregation/decode.py:2321. Law: tests/laws/test_hisparse.py.
 """
 
-from collections.abc import Sequence
-
 from pdsim.core.memory.kv_cache import KvCache, Lease
 from pdsim.core.memory.radix_cache import PagePool
 from pdsim.policy.views import TokenSequence
@@ -64,7 +62,7 @@ class HiSparseCache(KvCache):
         assert isinstance(lease, BufferedLease)
         return self.buffers.num_needed(len(lease.table) + num_new_pages) - lease.num_buffer_pages
 
-    def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
+    def grow_all(self, leases: list[Lease], num_pages: int) -> None:
         """Allocates num_pages pages of host memory, and gives them to the leases in turn, one page at a time. Then lets
         the leases' GPU buffers grow.
         """

@@ -6,7 +6,7 @@ A request holds a `Lease` from its admission to its end. Owners of the pages in 
 The last num_loaded of the shared pages were loaded from host memory.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import field
 
 from pdsim.core.memory.block_cache import BlockCache
@@ -262,11 +262,11 @@ class KvCache:
         if num_pages:
             lease.table += self.allocate(num_pages)
 
-    def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
+    def grow_all(self, leases: list[Lease], num_pages: int) -> None:
         """Allocates num_pages pages, and gives them to the leases in turn, one page at a time."""
         pages = self.allocate(num_pages)
         if num_pages == len(leases):
-            for lease, page in zip(leases, pages, strict=True):
+            for lease, page in zip(leases, pages):  # noqa: B905  mypyc compiles zip if it has no keyword
                 lease.table.append(page)
         else:
             for i, lease in enumerate(leases):

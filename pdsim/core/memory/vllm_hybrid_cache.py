@@ -220,7 +220,7 @@ class VllmHybridCache(KvCache):
                 self._release(state, 1)
             lease.passed, lease.kept = [], []
 
-    def grow_all(self, leases: Sequence[Lease], num_pages: int) -> None:
+    def grow_all(self, leases: list[Lease], num_pages: int) -> None:
         """Allocates num_pages pages, and gives them to running requests in turn. A step that begins a new block reads
         the old state and writes a new one, so other requests cannot use the pages of the old states until the next
         step.

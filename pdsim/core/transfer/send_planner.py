@@ -16,10 +16,10 @@ for all pairs.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, TransferUnit, receiver_of
+from pdsim.core.transfer.staging_ring import StagingPlan
 from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import TransferPolicy
 
@@ -132,7 +132,8 @@ def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
     return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
 
 
-class TransferSize(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TransferSize:
     """Bytes and descriptors that one pair of ranks transfers. A descriptor is one contiguous piece of memory."""
 
     num_bytes: int
@@ -142,13 +143,15 @@ class TransferSize(NamedTuple):
         """Divides this size into num_parts nearly equal parts. Returns the sum of the parts whose indices are in the
         range.
         """
-        return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
+        amounts = self.num_bytes, self.num_descriptors
+        return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in amounts))
 
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
     """Number of runs of consecutive page ids. Ids of a run are consecutive in source and in target."""
+    assert len(source) == len(target)
     count, next_read, next_written = 0, -1, -1
-    for read, written in zip(source, target, strict=True):
+    for read, written in zip(source, target):  # noqa: B905  mypyc compiles zip if it has no keyword
         if read != next_read or written != next_written:
             count += 1
         next_read, next_written = read + 1, written + 1
@@ -291,19 +294,6 @@ class PrefillRequest(Request):
         return self.cursor.num_sent_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class StagingPlan:
-    """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
-
-    cell_pages: int
-    """Maximum pages of a staging cell: the number of pages that one forward can compute."""
-    buffer_bytes: int | None
-    """Size in bytes of a prefill worker's staging buffer. A request whose cells are larger is sent as slices of pages.
-    None: every cell fits."""
-    ring_bytes: int
-    """Size in bytes of a decode rank's ring. A request whose cells are larger fails."""
-
-
 class SendPlanner:
     """Plans the transfer units of one prefill instance."""
 
@@ -405,13 +395,11 @@ class SendPlanner:
         """Returns one unit with one descriptor for each staged cell. is_last: True: also returns the unit of the first
         token. This unit carries the linear-attention state, which is not staged.
         """
-        whole = [piece for piece in pieces if piece.source]
-        units: list[Command] = [
-            self._unit(
-                request, piece, TransferSize(len(piece.source) * self._layout.page_bytes, 1), now_ns, cell=piece.cell
-            )
-            for piece in whole
-        ]
+        units: list[Command] = []
+        for piece in pieces:
+            if piece.source:
+                size = TransferSize(len(piece.source) * self._layout.page_bytes, 1)
+                units.append(self._unit(request, piece, size, now_ns, cell=piece.cell))
         if is_last:
             rest = Piece((), (), 0)
             state = self._layout.size((), (), _sent(request))
@@ -440,8 +428,20 @@ class SendPlanner:
         cell: int | None = None,
         after_layers: tuple[int, int] | None = None,
     ) -> TransferUnit:
-        ids, pages = (request.request_id, self._prefill_id, request.decode_id), (piece.source, piece.target)
-        return TransferUnit(*ids, *pages, *size, now_ns, is_last, first_token_ends, cell, after_layers)
+        return TransferUnit(
+            request.request_id,
+            self._prefill_id,
+            request.decode_id,
+            piece.source,
+            piece.target,
+            size.num_bytes,
+            size.num_descriptors,
+            now_ns,
+            is_last,
+            first_token_ends,
+            cell,
+            after_layers,
+        )
 
 
 def _sent(request: PrefillRequest) -> range:

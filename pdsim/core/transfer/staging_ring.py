@@ -13,6 +13,19 @@ from typing import NamedTuple
 from pdsim.dataclass import dataclass
 
 
+@dataclass(frozen=True, kw_only=True)
+class StagingPlan:
+    """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
+
+    cell_pages: int
+    """Maximum pages of a staging cell: the number of pages that one forward can compute."""
+    buffer_bytes: int | None
+    """Size in bytes of a prefill worker's staging buffer. A request whose cells are larger is sent as slices of pages.
+    None: every cell fits."""
+    ring_bytes: int
+    """Size in bytes of a decode rank's ring. A request whose cells are larger fails."""
+
+
 class Span(NamedTuple):
     """Bytes [offset, end) of the ring in one round through the ring."""
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner, StagingPlan
+from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
+from pdsim.core.transfer.staging_ring import StagingPlan
 from pdsim.cost.copies import HostCopies, StagingCost, StorageCosts
 from pdsim.cost.host_traffic import HostTraffic, host_traffic
 from pdsim.cost.swaps import SwapCosts

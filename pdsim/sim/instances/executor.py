@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from math import ceil, sqrt
+from typing import Final
 
 from simpy.events import EventPriority
 
@@ -15,7 +16,7 @@ from pdsim.sim.bus import Alarm, Timeline
 
 OnStep = Callable[[PrefillStep | DecodeStep, StepRecord, Verified | None], None]
 
-_MASK = (1 << FRACTION_BITS) - 1
+_MASK: Final = (1 << FRACTION_BITS) - 1
 _NONE_ENDED = StepResult()
 """Result of a step that ends no sequence. Most prefill steps have this result."""
 
