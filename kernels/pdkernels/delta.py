@@ -75,8 +75,10 @@ def conv_step_kernel(
     mixed, weight, states, slots, tracked, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. TAPS: tokens
-    that the convolution sees. mixed, slots, tracked: as of delta_step.
+    """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. mixed, slots,
+    tracked: as of delta_step. states: `conv` of delta_step. weight: convolution weights, [channels, taps].
+    mixed_stride: elements from one row of mixed to the next. TAPS: tokens that the convolution sees. BLOCK: channels
+    per program.
     """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -102,7 +104,8 @@ def step_kernel(
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Computes the recurrence for one token of one sequence, for BLOCK value dimensions of one head, and updates the
-    state. mixed: outputs of the convolution. Other arguments: as of delta_step.
+    state. mixed: outputs of the convolution. states: `ssm` of delta_step. rates, biases: of the layer (Recurrence).
+    gate_stride: elements from one row of betas and decays to the next. Other arguments: as of delta_step.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     key, value = tl.arange(0, KEY), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
@@ -132,9 +135,9 @@ def delta_step(
 ) -> Tensor:  # fmt: skip
     """Computes one token of each sequence, and returns outputs [sequences, value heads, value_dim].
 
-    mixed: inputs of the convolution, [sequences, channels]; beta, decay: projections, [sequences, value heads], with
-    equal strides. conv: [slots, channels, taps - 1] and ssm: [slots, value heads, key_dim, value_dim] are changed at
-    slots [sequences]. tracked: second slot for the new state, [sequences]; 0: none.
+    layer: weights of the layer. mixed: inputs of the convolution, [sequences, channels]; beta, decay: projections,
+    [sequences, value heads], with equal strides. conv: [slots, channels, taps - 1] and ssm: [slots, value heads,
+    key_dim, value_dim] are changed at slots [sequences]. tracked: second slot for the new state, [sequences]; 0: none.
     """
     (rows, channels), taps, heads = mixed.shape, layer.conv.shape[1], layer.num_value_heads
     convolved = mixed.new_empty(rows, channels)
@@ -209,7 +212,8 @@ def conv_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolves one token. For the first tokens of a sequence, earlier inputs come from the sequence's convolution
-    state.
+    state. states: `conv` of delta_step. sequences, begins, sources: as of Chunks. Other arguments: as of
+    conv_step_kernel.
     """
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -233,7 +237,7 @@ def conv_state_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes one convolution state: the last inputs before a token. May write to the slot from which the sequence's
-    earlier state is read.
+    earlier state is read. states: `conv` of delta_step. begins, sources, writes: as of Chunks.
     """
     write = tl.program_id(0) * 3
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -251,7 +255,8 @@ def conv_state_kernel(
 
 @triton.jit
 def inverse_of(system, place, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """Returns the inverse of 1 + system, [SIZE, SIZE], where system is 0 on and above its diagonal.
+    """Returns the inverse of 1 + system, [SIZE, SIZE], where system is 0 on and above its diagonal. place: the indices
+    of its rows. PRECISION: input_precision of products.
 
     The inverse of a block [[A, 0], [C, B]] is [[a, 0], [-b C a, b]], with the inverses a and b of A and B. So the
     inverses of all blocks on the diagonal are known from those of half their size, beginning with single numbers.
@@ -273,7 +278,8 @@ def prepare_kernel(
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Solves the recurrence within one chunk of one head, for a state of zeros (from_values) and as a factor on the
-    state (from_keys). Writes also the sums of decays up to each token (totals).
+    state (from_keys). Writes also the sums of decays up to each token (totals). ranges: as of Chunks. Other inputs: as
+    of step_kernel. CHUNK: tokens per chunk.
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
@@ -309,7 +315,8 @@ def scan_kernel(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Goes through the chunks of one sequence, for some value dimensions of one head. Writes the state before each
-    chunk (befores). Overwrites from_values with what each token adds to the state.
+    chunk (befores). Overwrites from_values with what each token adds to the state. totals, from_keys: of
+    prepare_kernel. states: `ssm` of delta_step. sources, firsts, ranges: as of Chunks.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
@@ -347,8 +354,9 @@ def outputs_kernel(
     mixed, totals, added, befores, ranges, out, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes the outputs of one chunk, for some value dimensions of one head, from the state before the chunk and
-    what its tokens have added.
+    """Computes the outputs of one chunk, for some value dimensions of one head, from the state before the chunk
+    (befores) and what its tokens have added (from_values of scan_kernel). totals: of prepare_kernel. ranges: as of
+    Chunks.
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)

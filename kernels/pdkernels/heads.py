@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeadMove:
-    """Heads of a source rank that a target rank needs. Both ranges number heads within their own rank."""
+    """Heads of one source rank that one target rank needs. Both ranges number heads within their own rank."""
 
     source_rank: int
     target_rank: int
@@ -14,7 +14,8 @@ class HeadMove:
 
 
 def head_moves(kv_heads: int, source_ranks: int, target_ranks: int) -> list[HeadMove]:
-    """Returns the fewest moves that fill every target rank, ordered by target rank and its heads.
+    """Returns the fewest moves between source_ranks and target_ranks ranks that fill every target rank, ordered by
+    target rank and its heads.
 
     With more ranks than heads, each head has several copies. A target rank gets each head once. If n source ranks hold
     a head, target rank t gets it from the (t mod n)-th of them, so that source ranks share the work.

@@ -14,7 +14,7 @@ _LARGEST_PLANE_BYTES = 16 << 30  # offsets inside a plane are 32-bit counts of 8
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Shape of one plane (K or V of one layer) on one rank.
+    """Shape of one plane (K or V of one layer) on one rank. heads: KV heads of the rank.
 
     Order NHD: [slots, heads, head_dim], token after token. Order HND: [pages, heads, page_size, head_dim], so that one
     head of a page is contiguous. Page p holds token slots p * page_size to (p + 1) * page_size in both.
@@ -60,6 +60,7 @@ class KvLayout:
 @dataclass(eq=False)
 class Pool:
     """The KV pages of one rank, registered once: K and V tensors of every layer and the table of their addresses.
+    prepared: kernels that were compiled for this pool.
 
     Args:
         keys, values: one tensor per layer, contiguous, alike in shape, dtype and device. Three dimensions mean NHD

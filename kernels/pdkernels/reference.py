@@ -26,7 +26,7 @@ def write_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, hea
 def gather_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """Returns the staging span as flat bytes: [slice, plane, token, head, head_dim]."""
+    """Returns the staging span as flat bytes: [slice, plane, token, head, head_dim]. Arguments as of gather."""
     heads = pool.layout.check_heads(heads, slices)
     bits = _as_bits(pool.planes)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in bits])[:, :, heads.start : heads.stop]
@@ -72,7 +72,9 @@ def push_reference(
 def gather_fp8_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, scales: torch.Tensor, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """Returns the staging span in float8_e4m3. Each plane is divided by its scale, and clamped to the range of e4m3."""
+    """Returns the staging span in float8_e4m3. scales: one for each plane. Each plane is divided by its scale, and
+    clamped to the range of e4m3.
+    """
     heads = pool.layout.check_heads(heads, slices)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in pool.planes])
     scaled = kv[:, :, heads.start : heads.stop].float() / scales[:, None, None, None]
@@ -105,7 +107,7 @@ def append_reference(
     key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
     """Writes the K and V of new tokens, [tokens, heads, head_dim], to their slots. A token with a negative slot is
-    padding, and is skipped.
+    padding, and is skipped. Arguments as of append.
     """
     used = slots >= 0
     for plane, new in ((key_pages, keys), (value_pages, values)):
@@ -126,7 +128,8 @@ def paged_decode_reference(
     window: int = 0,
 ) -> torch.Tensor:
     """Returns the attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's
-    SDPA. window: number of last tokens that the new token sees, including itself; 0: all.
+    SDPA. layer: index of the layer in the pool. block_table, scale: as of paged_decode. lengths: cached tokens of each
+    sequence, including the new one. window: number of last tokens that the new token sees, including itself; 0: all.
     """
     out = torch.zeros_like(query)
     group = query.shape[1] // pool.layout.heads

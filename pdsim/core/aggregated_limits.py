@@ -17,6 +17,7 @@ class AggregatedLimits:
     """Limits of one forward and of the whole instance, by SGLang's names."""
 
     max_running_requests: int
+    """Maximum number of requests that have begun and have not ended."""
     chunked_prefill_tokens: int | None
     """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int
@@ -49,6 +50,7 @@ class AggregatedLimits:
     """The loop takes new requests only after every n-th decode step, where n is this number
     (--scheduler-recv-interval). Above 1 only with overlap."""
     rules: EngineRules = SGLANG_0_5_23
+    """Rules of the engine's release."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,6 +25,7 @@ class Request:
     arrival_ns: int
     prompt: TokenSequence
     num_prompt_tokens: int
+    """Length of the prompt in tokens."""
     priority: int = 0
     """Requests with a higher priority are served first."""
     lease: Lease = NO_LEASE

@@ -258,10 +258,11 @@ class UnitSent:
 
 @dataclass(frozen=True, slots=True)
 class LayersComputed:
-    """Executor to sender: the given number of the step's layer groups is computed."""
+    """Executor to sender: further layers of a prefill step are computed."""
 
     step_id: int
     num_groups: int
+    """Number of the step's first layer groups that are computed so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,9 +465,11 @@ class ClusterSeen:
     """Number of prompt tokens of all arrived requests."""
     num_finished: int
     num_output_tokens: int
-    """Number of output tokens of all finished requests. ttft_ns and tpot_ns are also sums over finished requests."""
+    """Number of output tokens of all finished requests."""
     ttft_ns: int
+    """Sum of the TTFTs of all finished requests in ns."""
     tpot_ns: int
+    """Sum of the TPOTs of all finished requests in ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -779,6 +782,7 @@ class PrefillChunk:
     num_context_tokens: int
     num_tokens: int
     is_last: bool
+    """True: the chunk ends the prompt, so the forward also gives the next token."""
 
     @property
     def num_pairs(self) -> float:
@@ -875,7 +879,7 @@ Step = PureStep | MixedStep
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one or more steps.
+    """Result of num_steps steps.
 
     `ended` has (request_id, output) for each request that ended, with all its output tokens. A prefill step has the
     requests that end with their first token.

@@ -82,8 +82,9 @@ class AiConfiguratorModel:
 
 
 def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
-    """Loads the operator tables of a layout. Raises NoOperatorTablesError if there are none for its model, GPU or data
-    types.
+    """Loads the operator tables of a layout, and returns aiconfigurator's handle to them. backend: engine by
+    aiconfigurator's name. version: the engine's version; None: the newest. Raises NoOperatorTablesError if there are
+    none for its model, GPU or data types.
     """
     spec, gpu = layout.model, layout.gpu
     for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):

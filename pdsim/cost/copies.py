@@ -102,8 +102,8 @@ class HostLink:
 
 
 def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_layers: int) -> int:
-    """Returns the end in ns of a forward in which each layer waits until that layer's KV is loaded. load: start and end
-    in ns of the load.
+    """Returns the end in ns of a forward in which each layer waits until that layer's KV is loaded. start_ns,
+    duration_ns: start of the forward, and its duration without waiting. load: start and end in ns of the load.
 
     All layers take equally long to load and to compute, so either the first or the last layer determines the end.
     """

@@ -322,8 +322,8 @@ def loads(popular: list[float], num_gpus: int) -> list[float]:
 def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[float]:
     """Load of each GPU after balancing with redundant experts.
 
-    Each redundant expert copies the expert with the largest load per copy. Then each expert, the most loaded first,
-    goes to the least loaded GPU with room.
+    popular: load of each expert, in any unit. Each redundant expert copies the expert with the largest load per copy.
+    Then each expert, the most loaded first, goes to the least loaded GPU with room.
     """
     copies = [1] * len(popular)
     for _ in range(num_redundant):
@@ -338,5 +338,7 @@ def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[flo
 
 
 def skew_of(of_gpus: list[float]) -> float:
-    """Load of the busiest GPU relative to the mean, minus 1. Rounding never makes the result negative."""
+    """Load of the busiest GPU relative to the mean, minus 1. of_gpus: load of each GPU, in any unit. Rounding never
+    makes the result negative.
+    """
     return max(0.0, max(of_gpus) * len(of_gpus) / sum(of_gpus) - 1)

@@ -175,8 +175,8 @@ class KvReads:
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Returns the duration in ns of a forward that begins at start_ns, including the time for earlier reads. The
-        caller makes one call per forward, in order.
+        """Returns the duration in ns of a forward that begins at start_ns, including the time for earlier reads.
+        duration_ns: its duration without reads. The caller makes one call per forward, in order.
         """
         owed_ns = int(self._owed_ns)
         self._owed_ns -= owed_ns
@@ -250,8 +250,8 @@ class StepTimes:
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward over prompts and running requests, including reading the KV of running requests.
-        The caller makes one call per forward, in order. expert_tokens: number of tokens that experts compute; None: the
-        step's own tokens.
+        start_ns: time in ns at which the forward begins. The caller makes one call per forward, in order.
+        expert_tokens: number of tokens that experts compute; None: the step's own tokens.
         """
         decode = step.decode
         line = self.decode_line(decode.num_requests)
@@ -354,7 +354,9 @@ class StepTimes:
         return terms if self.drafting.model is None else {**terms, "draft": self.drafting.model.prefill_ns(step, 0)}
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
-        """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration."""
+        """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration. num_context_tokens,
+        num_distinct_tokens: as in messages.DecodeStep.
+        """
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))
         terms["drafting"] = self._drafting_ns(num_requests)

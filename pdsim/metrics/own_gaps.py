@@ -67,7 +67,7 @@ class OwnGaps:
         self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
 
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
-        """Adds decode steps of one batch.
+        """Adds decode steps of one batch. row: their record.
 
         joined_ns: for each request that joined with these steps, the time from its last token to its first token in
         this batch. others_ns: this time for all other requests.
@@ -80,7 +80,7 @@ class OwnGaps:
         rows.append(_Row(others_ns, row.first_ns, row.growth_ns, row.num_steps))
 
     def on_verified(self, step: DecodeStep, row: StepRecord, gaps_ns: Sequence[int], verified: Verified) -> None:
-        """Adds a decode step that verified drafted tokens.
+        """Adds a decode step that verified drafted tokens. row: its record.
 
         gaps_ns: for each request in batch order, the time since its last token. The request's new tokens share this
         time equally.

@@ -107,8 +107,8 @@ def overview(records: Records) -> Figure:
 
 
 def draw_stages(ax: Any, runs: Mapping[str, Records]) -> None:
-    """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one. runs:
-    records by the name of the run, which labels the bar.
+    """Draws the mean latency of each run as a bar of stages. Stages that are too short to see are drawn as one. ax:
+    matplotlib axes. runs: records by the name of the run, which labels the bar.
     """
     times = {name: {stage: ms / 1e3 for stage, ms in mean_stage_ms(run).items()} for name, run in runs.items()}
     longest = max((sum(row.values()) for row in times.values()), default=0.0)
@@ -148,8 +148,9 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
 
 
 def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
-    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. title:
-    title of the y axis. value: computes the number for each row of `levels`.
+    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. ax:
+    matplotlib axes. levels: rows of the table of levels. title: title of the y axis. value: computes the number for
+    each row of `levels`.
     """
     times_ns, values = levels["time_ns"], value(levels)
     codes, names = levels.words("instance_id")
@@ -179,8 +180,8 @@ def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns],
 
 
 def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
-    """The middles in s of num_bins equal time bins from 0 to end_ns, and the mean in each bin. times_ns: ascending. A
-    value holds from its time until the next value's time.
+    """The middles in s of num_bins equal time bins from 0 to end_ns, and the mean in each bin. times_ns: times of
+    `values`, ascending. A value holds from its time until the next value's time.
     """
     width = max(1, end_ns) / num_bins
     at = np.minimum(np.append(times_ns, end_ns), end_ns)

@@ -253,8 +253,9 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
-        """The slowest requests by a metric, grouped by the part of their time that is longest compared with other
-        requests. Full pools are found as a cause only if the run recorded the pages of instances over time.
+        """The slowest `percent` % of the requests by a metric, grouped by the part of their time that is longest
+        compared with other requests. Full pools are found as a cause only if the run recorded the pages of instances
+        over time.
         """
         from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 

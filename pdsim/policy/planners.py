@@ -112,8 +112,8 @@ def _best_rate_per_s(batches: Iterable[tuple[int, float]], target_ns: int) -> fl
 
 
 def _within(wanted: Servers, least: int, most: int) -> Servers:
-    """Scales both roles' numbers of servers in proportion, so that their sum is at least `least` and at most `most`
-    (`core/budget.py:142`, `155`). Each role keeps at least one server.
+    """Scales the `wanted` numbers of servers of both roles in proportion, so that their sum is at least `least` and at
+    most `most` (`core/budget.py:142`, `155`). Each role keeps at least one server.
     """
     total = sum(wanted)
     if least <= total <= most:

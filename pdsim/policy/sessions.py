@@ -77,6 +77,7 @@ class BoundSessions:
     """The instance of each session's last request, and the time in ns of this request."""
 
     places: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By session: (instance id, time in ns of the last request)."""
 
     def instance_of(self, session: int) -> str:
         """Returns the id of a session's instance. Empty: the session is unknown. session: -1: the request has no
@@ -144,6 +145,7 @@ class _Place:
 
     instance_ids: list[str]
     last_ns: int
+    """Time in ns of the session's last request."""
 
 
 @dataclass

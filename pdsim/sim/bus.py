@@ -57,8 +57,8 @@ class Timeline:
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
-        """Schedules a callback, as SimPy's timeout does. order: priority among events of the same instant, lower
-        first.
+        """Schedules a call of `callback` with `payload` after delay_ns, as SimPy's timeout does. order: priority among
+        events of the same instant, lower first.
         """
         assert delay_ns >= 0, f"{callback} is due {-delay_ns} ns ago"
         alarm = Alarm(callback, payload)
@@ -99,7 +99,7 @@ class Driver:
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the speed of the instance's loop, as a share of its normal speed."""
+        """Sets the speed of the instance's loop. pace: the speed as a share of the normal speed."""
         raise NotImplementedError
 
     def kill(self) -> None:

@@ -37,6 +37,7 @@ class GpuSpec:
     """Dense FLOP/s by data type. Types that the GPU computes in bf16 are absent."""
     nvlink_bandwidth: float
     nic_bandwidth: float
+    """Bandwidth in bytes per second of the GPU's own NIC."""
     host_bandwidth: float
     """Bandwidth in bytes per second of the link between the GPU and its host's memory, per direction."""
     num_sms: int | None = None

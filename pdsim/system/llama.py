@@ -75,7 +75,7 @@ class GatedDelta:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def parameters(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of a layer's matrices and norm, by their names in a checkpoint."""
+        """Shapes of a layer's matrices and norm, by their names in a checkpoint. hidden_size: that of the model."""
         values = self.num_value_heads * self.value_dim
         return {
             "linear_attn.in_proj_qkv": (self.num_channels, hidden_size),

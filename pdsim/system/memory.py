@@ -128,7 +128,9 @@ class Layout:
     """Number of tokens in host memory for each token of the pool. The GPU holds indexer keys of all these tokens in all
     layers (SGLang 0.5.23, model_executor/pool_configurator.py:594). None: all KV is on the GPU."""
     kv_dtype: KvDtype
+    """Data type of KV."""
     state_dtype: StateDtype = "fp32"
+    """Data type of linear-attention states."""
 
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
@@ -289,8 +291,9 @@ class Layout:
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Returns number and bytes of slots for linear-attention states. rule: rule for their number; None: vLLM, whose
-        states take pages of the KV pool.
+        """Returns number and bytes of slots for linear-attention states. mem_fraction: share of the GPU's memory for
+        weights, runtime, KV and states (mem_fraction_static). rule: rule for their number; None: vLLM, whose states
+        take pages of the KV pool.
         """
         if not self.state_bytes or rule is None:
             return StateMemory(0, 0)
@@ -323,8 +326,8 @@ class Layout:
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Number of tokens whose KV fits into memory, in whole pages. engine: sglang or vllm. states: as `rule` of the
-        method `states`.
+        """Number of tokens whose KV fits into memory, in whole pages. mem_fraction: as in `states`. engine: sglang or
+        vllm. states: as `rule` of the method `states`.
 
         Raises LayoutError if weights and states leave no room.
         """

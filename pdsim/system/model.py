@@ -45,6 +45,7 @@ class GroupedQueryAttention:
     num_query_heads: int
     num_kv_heads: int
     head_dim: int
+    """Width of a query or key head."""
     num_window_layers: int = 0
     """Number of layers that attend only to the last window_tokens tokens. These layers keep and send only KV of the
     window."""
@@ -127,9 +128,13 @@ class LatentAttention:
     num_layers: int
     num_query_heads: int
     kv_lora_rank: int
+    """Width of a latent without its rotated part."""
     rope_dim: int
+    """Width of the rotated part of a key, which all heads share."""
     nope_dim: int
+    """Width of the part of a key head that is not rotated."""
     value_dim: int
+    """Width of a value head."""
     sparse_tokens: int = 0
     """Maximum number of tokens that a token attends to, chosen by an indexer (DeepSeek sparse attention). 0: a token
     attends to all."""
@@ -192,10 +197,13 @@ class Experts:
     """Routed experts of a model's mixture-of-experts layers."""
 
     num_layers: int
+    """Number of layers with routed experts."""
     num_experts: int
+    """Number of routed experts in each of these layers."""
     num_active: int
     """Number of routed experts that each token uses."""
     intermediate_size: int
+    """Inner width of one expert."""
     weight_dtype: Dtype | None = None
     """Data type of the experts' weights. None: the model's type. Experts compute at the rate of the model's type."""
     input_size: int | None = None
@@ -273,11 +281,14 @@ class ModelSpec:
     tied_embeddings: bool = False
     attention: GroupedQueryAttention | LatentAttention
     experts: Experts | None = None
+    """Routed experts. None: every MLP computes all tokens."""
     state: RecurrentState | None = None
+    """State of layers with linear attention. None: the model has no such layers."""
     num_nextn_layers: int = 0
     """Number of the checkpoint's layers that predict further tokens (MTP). Other fields do not include these layers. 0:
     there are none."""
     llama: LlamaArchitecture | None = None
+    """Details that only real mode needs. None: real mode cannot run the model."""
     encoder: VisionEncoder | None = None
     """The image encoder. No other field includes it. None: there is none, or the entry leaves it out."""
     audio_encoder: AudioEncoder | None = None

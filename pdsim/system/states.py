@@ -32,19 +32,22 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
 
 def grid_tokens(chunk_tokens: int, page_size: int) -> int:
     """The prefix cache can keep a prompt's state after each multiple of this number of tokens (mamba_checkpoint_grid of
-    SGLang 0.5.23).
+    SGLang 0.5.23). chunk_tokens: tokens after which kernels write a state.
     """
     return lcm(max(chunk_tokens, page_size), page_size)
 
 
 def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
     """The prefix cache can keep a decoding request's state after each multiple of this number of tokens
-    (mamba_track_grid of SGLang 0.5.23).
+    (mamba_track_grid of SGLang 0.5.23). chunk_tokens: as of grid_tokens. track_interval: mamba_track_interval, in
+    tokens.
     """
     return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 
 
 class StateMemory(NamedTuple):
+    """Number and bytes of the slots for linear-attention states on one rank. Each slot holds one state."""
+
     num_slots: int
     num_bytes: float
 
@@ -54,6 +57,7 @@ class StateRule:
     """Rule for the number of states that one data-parallel rank has room for."""
 
     slots_per_request: int
+    """Number of slots per running request."""
     num_drafts: int = 0
     """Number of tokens per request that a step verifies. Each has its own state. 0: no speculative decoding."""
     max_running: int | None = None

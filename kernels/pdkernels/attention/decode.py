@@ -51,7 +51,11 @@ def decode_part_kernel(
     `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
 
     GROUP: number of query heads of the KV head, times the number of new tokens of a sequence; the heads lie token after
-    token.
+    token. NEW: this number of new tokens. ROWS: GROUP, rounded up to a power of two from 16 on. HEADS: KV heads.
+    bounds, first_sequences: as of divide_kernel; parts, part_stats: of a DecodeWorkspace; the other tensors: as of
+    paged_decode. scale_log2: factor on the scores, times log2(e). query_stride, table_stride: elements from one row to
+    the next. TOKENS: tokens per block. BATCH, SHARES: numbers of sequences and shares. WINDOW: tokens of the window; 0:
+    none.
     """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
@@ -122,8 +126,9 @@ def decode_workspace(
     block_tokens: int = _BLOCK_TOKENS,
     num_new: int = 1,
 ) -> DecodeWorkspace:
-    """Makes a workspace, which divides a batch and holds results of shares. shares: programs per KV head; None: as many
-    as fill the device. num_new: number of new tokens of each sequence.
+    """Makes a workspace, which divides a batch and holds results of shares. batch: maximum number of sequences.
+    block_tokens: tokens that a program reads at once. shares: programs per KV head; None: as many as fill the device.
+    num_new: number of new tokens of each sequence.
     """
     return DecodeWorkspace(batch, num_new * query_heads, kv_heads, head_dim, block_tokens, device, shares)
 
@@ -206,7 +211,9 @@ def _check_workspace(workspace: DecodeWorkspace, lengths: torch.Tensor, num_new:
 
 
 def _divided(query: torch.Tensor, kv_heads: int, lengths: torch.Tensor, num_new: int) -> DecodeWorkspace:
-    """Returns a new workspace in which sequences of these lengths are divided into equal shares for the programs."""
+    """Returns a new workspace in which sequences of these lengths, int32 [batch], are divided into equal shares for the
+    programs.
+    """
     _, query_heads, head_dim = query.shape
     workspace = decode_workspace(len(lengths), query_heads, kv_heads, head_dim, query.device, num_new=num_new)
     workspace.divide(lengths)

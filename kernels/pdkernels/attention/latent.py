@@ -42,6 +42,9 @@ def latent_part_kernel(
 ):
     """Attends with ROWS query heads to the tokens of one share, sequence by sequence. Each sequence's result goes to
     `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
+
+    HEADS: query heads. RANK, ROTATED: widths of the two parts of a latent. PAGE: tokens per page. latents, block_table,
+    lengths: as of latent_decode. Other arguments: as of decode_part_kernel.
     """
     share = tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
@@ -98,8 +101,9 @@ def latent_workspace(
     *,
     shares: int | None = None,
 ) -> DecodeWorkspace:
-    """Makes a workspace, which divides a batch and holds results of shares. shares: programs per block of heads; None:
-    as many as fill the device.
+    """Makes a workspace, which divides a batch and holds results of shares. batch: maximum number of sequences. rank:
+    width of the part of a latent that is also the value. shares: programs per block of heads; None: as many as fill the
+    device.
     """
     return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
 

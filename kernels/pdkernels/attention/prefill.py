@@ -88,6 +88,9 @@ def packed_prefill_kernel(
 ):
     """Computes the attention of up to ROWS new tokens of one sequence, for one query head. Arguments of type int64 are
     addresses of the tensors of `packed_prefill`.
+
+    HEADS: query heads. GROUP: query heads per KV head. SCALE_LOG2: factor on the scores, times log2(e). TOKENS: tokens
+    of KV per block. WINDOW: as `window`. Strides are in elements, from token to token.
     """
     head = tl.program_id(0)
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS

@@ -25,8 +25,12 @@ def divide_kernel(
     lengths, bounds, first_sequences,
     BATCH: tl.constexpr, PADDED: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Writes bounds, [batch + 1]: the number of blocks before each sequence, and at the end the number of all blocks.
-    Writes first_sequences, [shares]: index of the sequence in which each share begins.
+    """Divides sequences of these lengths, int32 [batch], into blocks and shares. Writes bounds, [batch + 1]: the number
+    of blocks before each sequence, and at the end the number of all blocks. Writes first_sequences, [shares]: index of
+    the sequence in which each share begins.
+
+    BATCH: number of sequences; PADDED: rounded up to a power of two. TOKENS: tokens per block. WINDOW: last tokens of
+    each sequence that count; 0: all.
     """
     wait_for_earlier()
     share, shares = tl.program_id(0), tl.num_programs(0)
@@ -60,8 +64,8 @@ def store_part(
     sequence (is_whole), writes the normalised result to `output`. Otherwise, writes `out` to slot `part` of parts, and
     largest and total to part_stats.
 
-    head: indices of the heads. used: mask of the heads that exist. largest, total, out: running softmax of
-    pdkernels.attention.prefill.attend.
+    HEADS: number of all heads. head: indices of these heads. used: mask of the heads that exist. largest, total, out:
+    running softmax of pdkernels.attention.prefill.attend.
     """
     dim = tl.arange(0, DIM)
     if is_whole:
@@ -83,6 +87,9 @@ def join_kernel(
     """Joins the parts of one sequence for one query head, weighted by their softmax sums, and writes the result to
     `output`. Writes zeros if the sequence has no part. Does nothing if it has one, because store_part has written the
     result.
+
+    parts, part_stats: results of parts, as store_part writes them. bounds: as of divide_kernel. HEADS: query heads.
+    BATCH, SHARES: numbers of sequences and shares. AT_ONCE: number of parts that are read at once.
     """
     wait_for_earlier()
     head, sequence = tl.program_id(0), tl.program_id(1)

@@ -38,7 +38,9 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request that moves between two layouts, from the view of a source rank (gather) or a target rank (scatter)."""
+    """A request that moves between two layouts, from the view of a source rank (gather) or a target rank (scatter).
+    src_tp, dst_tp: tensor-parallel sizes of the two layouts.
+    """
 
     model: Model
     tokens: int
@@ -93,8 +95,9 @@ _MOST_ROTATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A pool with its staging buffer. Successive calls of a measurement take turns over several page lists, each with
-    its own place in staging, so that no call finds its data in L2.
+    """A pool with its staging buffer. pages: page lists. offsets: begin of each page list's place in staging, in bytes.
+    Successive calls of a measurement take turns over several page lists, each with its own place in staging, so that no
+    call finds its data in L2.
     """
 
     pool: Pool

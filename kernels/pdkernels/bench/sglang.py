@@ -63,12 +63,12 @@ def writers_of(case: Case) -> int:
 
 
 def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's gather kernel alone. All its tables are made beforehand."""
+    """Returns calls of SGLang's gather kernel alone. module: SGLang's, from `load`. All tables are made beforehand."""
     return [_kernel_call(module, case, memory, pages, offset, 1, "gather") for pages, offset in memory.rotation()]
 
 
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's scatter kernel alone. All its tables are made beforehand."""
+    """Returns calls of SGLang's scatter kernel alone. module: SGLang's, from `load`. All tables are made beforehand."""
     writers = writers_of(case)
     return [
         _kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()

@@ -28,8 +28,8 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all measurements share: memory, SGLang's module (None: no sglang), peak bandwidth, and times in us of copies
-    that were measured, by their bytes.
+    """What all measurements share: memory, SGLang's module (None: no sglang), largest measured copy bandwidth (bytes
+    read plus written), and times in us of copies that were measured, by their bytes.
     """
 
     arena: Arena
@@ -78,7 +78,9 @@ def copy_us(arena: Arena, payload: int) -> float:
 
 
 def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
-    """Yields all combinations of side, model, page size, target layout and length."""
+    """Yields (side, case) for all combinations of side (gather or scatter), model, page size, target layout and length.
+    lengths: tokens of a request.
+    """
     for model, page_size, tokens in product(MODELS, page_sizes, lengths):
         yield "gather", Case(model, tokens, page_size, 4, 1)
         for dst_tp in (1, 2):
@@ -137,7 +139,9 @@ def _baseline_calls(side: str, case: Case, memory: Memory) -> Iterator[tuple[str
 def our_calls(
     side: str, case: Case, memory: Memory, programs: int | None = None, tiling: Tiling | None = None
 ) -> list[Call]:
-    """Returns calls of our kernel, one for each place in memory."""
+    """Returns calls of our kernel, one for each page list of `memory`. side: gather or scatter. programs: maximum
+    number of programs at a time; None: no limit. tiling: None: the kernel's default.
+    """
     move: Any = gather if side == "gather" else partial(scatter, writers=case.writers)
     how = {"programs": programs, "tiling": tiling}
     return [
@@ -147,8 +151,8 @@ def our_calls(
 
 
 def _whole_calls(bench: Bench, side: str, case: Case, memory: Memory) -> Iterator[tuple[str, list[Call]]]:
-    """Yields (name of a variant, its calls). A call does the whole work from a page list to moved data. As in PD
-    systems, a gather's page list is on the host, and a scatter's on the device.
+    """Yields (name of a variant, its calls). side: gather or scatter. A call does the whole work from a page list to
+    moved data. As in PD systems, a gather's page list is on the host, and a scatter's on the device.
     """
     if side == "scatter":
         yield "fused_call", our_calls(side, case, memory)

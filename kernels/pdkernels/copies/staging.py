@@ -31,8 +31,8 @@ class StagingCopy:
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
         """Returns the kernel for these constants. The kernel is compiled on the first call, and kept in the pool.
-        slices: number of target ranks, or of writers. limited: True: the number of programs is limited. batched: True:
-        for several requests.
+        heads: heads to move; None: all. slices: number of target ranks, or of writers. tiling: None: the default.
+        limited: True: the number of programs is limited. batched: True: for several requests.
         """
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
@@ -79,7 +79,7 @@ class Ready:
     def request(
         self, pages: torch.Tensor, tokens: int, staging: torch.Tensor, offset_bytes: int, programs: int | None
     ) -> None:
-        """Moves one request. The host knows its length."""
+        """Moves one request. Arguments as of gather. The host knows its length."""
         if tokens <= 0:
             return
         if pages.dtype is not torch.int32 or pages.numel() * self._page_size < tokens or not pages.is_contiguous():
@@ -105,7 +105,7 @@ class Ready:
         longest_tokens: int,
         programs: int | None,
     ) -> None:
-        """Moves several requests. The kernel reads their lengths on the device."""
+        """Moves several requests. Arguments as of gather_batch. The kernel reads their lengths on the device."""
         if not len(spans) or longest_tokens <= 0:
             return
         check_pages(self._pool, pages, 0)

@@ -10,6 +10,7 @@ class DecodeLimits:
     """Limits of a decode instance, by SGLang's names."""
 
     max_running_requests: int
+    """Maximum number of requests in the batch."""
     extra_slots: int = 0
     """Number of requests that may wait for their KV in addition to max_running_requests
     (--disaggregation-decode-extra-slots)."""
@@ -37,6 +38,7 @@ class DecodeLimits:
     """True: decode grants pages only when prefill has computed the prompt
     (--disaggregation-decode-allocation-policy)."""
     rules: EngineRules = SGLANG_0_5_23
+    """Rules of the engine's release."""
 
     @property
     def max_transferring(self) -> int:

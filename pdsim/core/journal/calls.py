@@ -7,7 +7,7 @@ from pdsim.core.messages import EncodeStep, Message, Result, Step
 
 
 class Entry(NamedTuple):
-    """A recorded call into an instance: its name, its arguments (the last is now_ns) and its result."""
+    """A recorded call into an instance: name of the method, its arguments (the last is now_ns) and its result."""
 
     instance_id: str
     call: str

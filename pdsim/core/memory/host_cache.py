@@ -51,8 +51,9 @@ class HostCache:
         least_tokens: int = LEAST_TOKENS,
         stores: bool = False,
     ) -> None:
-        """prefix_cache: the GPU's prefix cache. least_tokens: minimum number of tokens to load for a prompt. stores:
-        True: pages that are written to host memory are also written to storage.
+        """pool: pool of host memory. prefix_cache: the GPU's prefix cache. write: decides when KV is written to host
+        memory. least_tokens: minimum number of tokens to load for a prompt. stores: True: pages that are written to
+        host memory are also written to storage.
         """
         self.pool = pool
         self.tree = RadixCache(pool, prefix_cache.page_size, eviction, has_drafts=prefix_cache.has_drafts)

@@ -80,12 +80,11 @@ class ForwardBuilder(Generic[RequestT]):
         shares_late: bool = False,
     ) -> None:
         """chunk_tokens: maximum tokens of one forward; None: no limit. max_prefill_tokens: maximum uncached tokens of
-        one forward; its first prompt may exceed the limit.
-
-        sizer: sizes each forward that continues a prompt; None: such a forward has chunk_tokens. give_way: None: no
-        request is preempted. allows_fixed: tells whether a prompt that ignores EOS fits, on an instance without prefix
-        cache. shares_late: a chunk is cached when the next forward is chosen, even while the chunk is still computed,
-        unless its prompt was given up (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
+        one forward; its first prompt may exceed the limit. max_requests: maximum prompts of a forward. sizer: sizes
+        forwards that continue a prompt; None: they have chunk_tokens. give_way: None: no request is preempted.
+        allows_fixed: tells whether a prompt that ignores EOS fits, without prefix cache. shares_late: a chunk is cached
+        when the next forward is chosen, even while the chunk is still computed, unless its prompt was given up
+        (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
         """
         self.now_ns = 0
         self.page_size = cache.page_size

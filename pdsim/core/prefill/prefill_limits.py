@@ -28,6 +28,7 @@ class PrefillLimits:
     prefill_max_requests: int | None = None
     """Maximum number of prompts in one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
+    """Rules of the engine's release."""
 
     @property
     def max_first_tokens(self) -> int:

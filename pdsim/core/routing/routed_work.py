@@ -34,7 +34,9 @@ class ActivePages:
 
 @dataclass(slots=True)
 class _Work:
-    """An unfinished request, its instance and its uncached prompt tokens."""
+    """An unfinished request, its instance and its uncached prompt tokens. end: the handle by which ActivePages removes
+    its prompt.
+    """
 
     instance_id: str
     num_uncached_tokens: int

@@ -67,6 +67,7 @@ class _Pair:
     """
 
     num_decode_cached_tokens: int
+    """Number of the prompt's first tokens that the router remembers having sent to the decode instance."""
     decode: RoutedLoad
     prefill: Sequence[RoutedLoad]
 
@@ -76,6 +77,7 @@ class _Request:
     """A request that has not ended at the client, or to which its prefill instance has not answered yet."""
 
     arrival: m.Arrival
+    """The client's message."""
     num_tokens: int
     """Length of the prompt in tokens."""
     num_retries: int = 0

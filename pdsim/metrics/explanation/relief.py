@@ -39,7 +39,9 @@ AGGREGATED_RELIEF = {
 
 
 def reliefs(*, aggregated: bool, has_decode_cache: bool) -> dict[str, str]:
-    """By resource: fields of a scenario that give more of it. has_decode_cache: decode has a radix cache already."""
+    """By resource: fields of a scenario that give more of it. aggregated: True: for aggregated clusters.
+    has_decode_cache: decode has a radix cache already.
+    """
     found = AGGREGATED_RELIEF if aggregated else RELIEF
     return {name: fields.removesuffix(_CACHE) if has_decode_cache else fields for name, fields in found.items()}
 

@@ -95,8 +95,8 @@ class RecomputingExecutor(Executor):
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """local: ids of requests whose prompts decode computes. The executor removes an id when the prompt is
-        computed.
+        """outputs: as of Executor. local: ids of requests whose prompts decode computes. The executor removes an id
+        when the prompt is computed.
         """
         super().__init__(outputs)
         self._local = local
@@ -119,8 +119,8 @@ class SpeculativeExecutor(Executor):
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """accepted: function from a request id to an iterator, which yields for each step the number of tokens that the
-        step gives to the request.
+        """outputs: as of Executor. accepted: function from a request id to an iterator, which yields for each step the
+        number of tokens that the step gives to the request.
         """
         super().__init__(outputs)
         self._accepted = accepted

@@ -293,7 +293,9 @@ class CacheCopies:
             self._tell_at(end_ns, m.LoadedBack(command.request_id))
 
     def _wait_by_layer(self, start_ns: int, end_ns: int) -> None:
-        """Lets each layer of the next forward wait until that layer's part of a load has ended."""
+        """Lets each layer of the next forward wait until that layer's part of a load has ended. start_ns, end_ns: start
+        and end of the load.
+        """
         self._load = (start_ns if self._load is None else self._load[0], end_ns)
 
     def _tell_at(self, time_ns: int, message: m.Message) -> None:

@@ -38,7 +38,7 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """moves, computing_ns: bytes and computing time of the whole forward, which are divided equally among the
+        """moves, computing_ns: bytes and computing time of the whole forward, which are divided equally among num_parts
         parts. overlaps: True: each part computes and exchanges at the same time. on_part: function called after each
         part, with the number of finished parts and of all parts. on_end: function called after the last part.
         """

@@ -412,7 +412,9 @@ class Transfers:
         self._bus.tell_agent(receiver_of(command.decode_id), m.CellScattered(command.request_id, command.cell))
 
     def _on_posting(self, instance_id: str, pace: float) -> None:
-        """Sets the speed of an instance's loop while threads on its host post descriptors."""
+        """Sets the speed of an instance's loop while threads on its host post descriptors. pace: the speed as a share
+        of the normal speed.
+        """
         self._bus.drivers[instance_id].go_at(pace)
 
     def kill(self, instance_id: str) -> None:

@@ -48,8 +48,8 @@ class PostingLines:
         self._lines: dict[str, deque[_Posting]] = {}
 
     def join(self, source: str, transfer: Any, posting_ns: int) -> None:
-        """Puts a transfer at the end of a prefill instance's line. posting_ns: time in ns to post its descriptors if no
-        other transfer posts.
+        """Puts a transfer at the end of the line of the prefill instance `source`. posting_ns: time in ns to post its
+        descriptors if no other transfer posts.
         """
         posting = _Posting(source, transfer, posting_ns, 0 < self._transport.turn_ns < posting_ns)
         line = self._lines.setdefault(source, deque())
@@ -60,7 +60,9 @@ class PostingLines:
             self._post(posting)
 
     def leave(self, source: str, transfer: Any) -> None:
-        """Removes a transfer. If it was first, the next transfer posts."""
+        """Removes a transfer from the line of the prefill instance `source`. If it was the first of the line, the next
+        transfer posts.
+        """
         line = self._lines.get(source)
         posting = next((one for one in line or () if one.transfer is transfer), None)
         if not line or posting is None:
@@ -73,7 +75,7 @@ class PostingLines:
             self._post(line[0])
 
     def drop(self, source: str) -> None:
-        """Drops the line of a dead instance."""
+        """Drops the line of a dead prefill instance, `source`."""
         self._lines.pop(source, None)
 
     def _post(self, posting: _Posting) -> None:

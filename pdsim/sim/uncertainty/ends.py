@@ -49,7 +49,9 @@ class _Found(NamedTuple):
 
 
 class Ends:
-    """The two ends of a run's range. Forked processes can simulate them while the run itself is simulated."""
+    """The two ends of a run's range: runs of the same load with the fastest and with the slowest step times. Forked
+    processes can simulate them while the run itself is simulated.
+    """
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Ends:
 
 
 def _undecided(_part: Part) -> None:
-    """A judge that never extrapolates, so that the whole load is simulated."""
+    """A judge (Judge) that never extrapolates, so that the whole load is simulated."""
 
 
 class _Told(Exception):  # noqa: N818  no error: the part tells all
