@@ -9,8 +9,8 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 StreamSpan = tuple[int, int, int]
-"""(stream, offset, length): the tokens [offset, offset + length) of a stream. Two tokens are equal if their streams and
-their offsets are equal.
+"""(stream, offset, length): the tokens [offset, offset + length) of a stream, a numbered, endless sequence of tokens that
+stand for a text. Two tokens are equal if their streams and their offsets are equal.
 """
 
 
@@ -44,7 +44,7 @@ class Spans:
 
     @classmethod
     def of(cls, stream: int, length: int) -> "Spans":
-        """Returns the first `length` tokens of a stream."""
+        """Returns the first `length` tokens of a stream (StreamSpan), by its number."""
         return cls(((stream, 0, length),))
 
     def __len__(self) -> int:
@@ -179,8 +179,8 @@ class UnseenOutput:
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
         """Number of equal tokens from `start` in this sequence and from other_start in `other`. The caller has checked
-        that the pages that begin there have equal keys. If both sequences have unseen outputs, they count as equal up
-        to the end of the shorter one.
+        that the pages that begin there have equal keys. If both sequences have unseen outputs (placeholders for unknown
+        tokens), they count as equal up to the end of the shorter one.
         """
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)

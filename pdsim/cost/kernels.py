@@ -199,7 +199,8 @@ def _covering(operator: str, whole: bool, column: str) -> float:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Returns the operators of a layout, each with the name of its measured kernel: a data type or a number of GPUs.
+    """Returns the operators of a layout, each with the kind of its kernel in the table of measurements: a data type or
+    a number of GPUs.
 
     Models with latent attention have their own kernels for decode attention and for experts that one GPU holds whole.
     """
@@ -294,7 +295,9 @@ def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
 
 
 def origins(layout: Layout) -> dict[str, str]:
-    """Returns text about the origin of the rates of each operator of a layout, by operator."""
+    """Returns text about the origin of the rates of each operator of a layout, by operator: measured on its GPU, or
+    medians of other GPUs.
+    """
     return {operator: _origin(layout.gpu.name, operator, kind) for operator, kind in _used(layout).items()}
 
 

@@ -44,7 +44,7 @@ class OwnGaps:
     """Collects the gaps between the tokens of each attempt of a request. An attempt may join several batches, one after
     another.
 
-    With a stream interval, a gap is the time between two groups of tokens that reach the client together.
+    With a stream interval above 1, a gap is the time between two groups of tokens that reach the client together.
     """
 
     def __init__(self, stream_interval: int = 1, *, has_percentiles: bool = True) -> None:

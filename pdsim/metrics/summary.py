@@ -106,7 +106,8 @@ def itl_samples(records: RunRecords) -> RunSamples:
     """Gaps between tokens in ms. Each decode step is a gap of every request in its batch. If a request's last token did
     not come directly before the step, its gap is longer, and comes from RunRecords.token_gaps.
 
-    With a stream interval, the tokens that reach the client together share the time since the tokens before them.
+    With a stream interval above 1 (number of tokens that the server sends to the client together), the tokens that
+    reach the client together share the time since the tokens before them.
     """
     return RunSamples(_gaps(records) if records.token_groups is None else _gaps_in_groups(records.token_groups))
 
@@ -118,8 +119,8 @@ def _gaps_in_groups(groups: Iterable[Run]) -> Iterator[Run]:
 
 
 def _chunk_fields(groups: Iterable[Run] | None) -> dict[str, float | None]:
-    """Summary fields of the times between groups of tokens that reach the client together. Empty: no stream interval.
-    groups: RunRecords.token_groups.
+    """Summary fields of the times between groups of tokens that reach the client together. Empty: each token reaches
+    the client alone. groups: RunRecords.token_groups.
     """
     if groups is None:
         return {}

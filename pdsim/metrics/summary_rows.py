@@ -186,7 +186,8 @@ RANGED_FIELDS = (
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
-"""Summary fields that have a range."""
+"""Summary fields that have a range: smallest and largest value over runs with the fastest and the slowest step times.
+"""
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 """Summary fields that are shown where there is no room for all."""
 
@@ -204,7 +205,9 @@ def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def ranges_of(summary: Mapping[str, Any]) -> Ranges:
-    """The ranges that a summary has. Empty: the run's step times were measured on a server."""
+    """The ranges that a summary has, by field: smallest and largest value over runs with the fastest and the slowest
+    step times. Empty: the run's step times were measured on a server.
+    """
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found
 

@@ -70,7 +70,9 @@ def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, singl
 
 
 def _own_gaps(scenario: Scenario, observation: Observation) -> OwnGaps | None:
-    """Returns the recorder of each request's ITLs. None: neither the observation nor a stream interval needs them."""
+    """Returns the recorder of each request's ITLs. None: the observation does not ask for them, and tokens reach the
+    client one by one (stream interval 1).
+    """
     interval = scenario.servers[1].stream_interval
     if not observation.own_itl and interval == 1:
         return None

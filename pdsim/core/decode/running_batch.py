@@ -285,7 +285,7 @@ class RunningBatch(Generic[RequestT]):
 
     def _drop(self, request: RequestT) -> None:
         """Frees the pages of a request that has left the batch. With EngineRules.caches_unseen, the prefix cache keeps
-        the KV of the request's outputs.
+        the KV of the request's outputs, although their tokens are unknown.
         """
         if self.caches_unseen and self._cache.prefix_cache is not None:
             request.unseen = UnseenOutput(request.prompt, request.request_id, request.num_output_tokens)

@@ -281,7 +281,9 @@ class PrefillInstance:
         return [] if self.limits.bootstrap_timeout_ns is None else self._bootstrap.watch(request.request_id, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
-        """Handles a grant of pages. Prefill may have begun or computed an optimistic prompt before its grant."""
+        """Handles a grant of pages. Prefill may have begun or computed the prompt before its grant, if it is optimistic
+        (PrefillLimits.optimistic_attempts).
+        """
         cursor = self._planner.cursor(grant)
         if cursor is None:
             reason = f"the request's KV does not fit the staging ring of {request.decode_id}"
@@ -337,8 +339,9 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """Id of the latest parked request, if all requests that hold slots are parked and a granted request waits.
-        None: no parked request must give way. SGLang instead waits for a timeout.
+        """Id of the latest parked request (computed, but without pages on decode), if all requests that hold slots are
+        parked and a request waits that has a grant. None: no parked request must give way. SGLang instead waits for a
+        timeout.
         """
         ungranted = self._bootstrap.ungranted.keys()
         all_parked = bool(self.sending) and not self._builder.begun and self.sending.keys() <= ungranted
@@ -378,8 +381,8 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Stops serving an optimistic request that decode has not granted pages. Does nothing for other requests,
-        because they wait for their grant before they are computed.
+        """Stops serving an optimistic request, which prefill may compute before decode grants pages, and which has no
+        grant yet. Does nothing for other requests, because they wait for their grant before they are computed.
         """
         return self._give_up(request.request_id) if request.is_optimistic else []
 

@@ -114,8 +114,7 @@ class RecomputingExecutor(Executor):
 class SpeculativeExecutor(Executor):
     """Takes the place of draft and target model: decides how many draft tokens are accepted.
 
-    In each step, a sequence gets as many tokens as the next number of its random stream says, but no more than it
-    lacks.
+    In each step, a sequence gets as many tokens as the next number of `accepted` says, but no more than it lacks.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:

@@ -23,8 +23,8 @@ from pdsim.sim.uncertainty.part import LEAST_REQUESTS, Numbers, Part, PartWatch,
 from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
-"""Which requests are simulated at the ends of the range. part: only the first requests of a long load, all of a short
-load. whole: all requests. none: no requests, so that there is no range.
+"""Which requests are simulated with the fastest and with the slowest step times, the ends of the range. part: only the
+first requests of a long load, all of a short load. whole: all requests. none: no requests, so that there is no range.
 """
 _MAX_ERROR = 0.02
 """Maximum relative standard error of a change that may be extrapolated from the first requests."""
