@@ -9,9 +9,8 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 StreamSpan = tuple[int, int, int]
-"""(stream, offset, length): the tokens [offset, offset + length) of a stream, a numbered, endless sequence of tokens that
-stand for a text. Two tokens are equal if their streams and their offsets are equal.
-"""
+"""(stream, offset, length): tokens [offset, offset + length) of a stream, a numbered, endless sequence of tokens that
+stand for a text. Two tokens are equal if their streams and their offsets are equal."""
 
 
 class Spans:

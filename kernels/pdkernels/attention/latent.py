@@ -19,32 +19,15 @@ _BLOCK_TOKENS = 32
 
 @triton.jit
 def latent_part_kernel(
-    query,
-    latents,
-    block_table,
-    lengths,
-    bounds,
-    first_sequences,
-    parts,
-    part_stats,
-    output,
-    scale_log2,
-    query_stride,
-    table_stride,
-    HEADS: tl.constexpr,
-    ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-    ROTATED: tl.constexpr,
-    PAGE: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BATCH: tl.constexpr,
-    SHARES: tl.constexpr,
-):
+    query, latents, block_table, lengths, bounds, first_sequences, parts, part_stats, output,
+    scale_log2, query_stride, table_stride,
+    HEADS: tl.constexpr, ROWS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, PAGE: tl.constexpr,
+    TOKENS: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr,
+):  # fmt: skip
     """Attends with ROWS query heads to the tokens of one share, sequence by sequence. Each sequence's result goes to
-    `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
-
-    HEADS: query heads. RANK, ROTATED: widths of the two parts of a latent. PAGE: tokens per page. latents, block_table,
-    lengths: as of latent_decode. Other arguments: as of decode_part_kernel.
+    `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part). HEADS: query
+    heads. RANK, ROTATED: widths of the two parts of a latent. Other arguments: as of latent_decode and
+    decode_part_kernel.
     """
     share = tl.program_id(1)
     per_share = share_of(bounds, BATCH, SHARES)
