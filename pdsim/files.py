@@ -160,7 +160,7 @@ def _replace_files(new: Path, folder: Path, own: Collection[str], last: str) -> 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Context with a folder below TMPDIR, which is removed at the end. Also removes such folders of programs that were
-    killed.
+    killed. prefix: beginning of the names of these folders.
     """
     _remove_abandoned(Path(gettempdir()), prefix, ("*",))
     folder = Path(mkdtemp(prefix=prefix))

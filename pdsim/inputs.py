@@ -57,7 +57,7 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
     """The text of a regular file, without a BOM. Raises InputError for other files; FileNotFoundError and similar
     errors of the system pass through.
 
-    what: names the content in messages.
+    what: names the content in messages. most_bytes: size above which the file is refused.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")

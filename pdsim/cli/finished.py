@@ -105,7 +105,7 @@ def write_run(
 ) -> None:
     """Writes a run folder, except the journal, which was written during the run. The summary gets the number and digest
     of the journal's lines (`journal`). keep: optional files to write. The user can also make these files later from the
-    folder's tables.
+    folder's tables. quiet: True: no progress is shown.
     """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():

@@ -34,7 +34,7 @@ class Judge:
     def examined(self, result: RunResult, at_ends: Sequence[Outcome], *, interrupted: bool, quiet: bool) -> Examined:
         """Judges a run. Repeats the run with slightly faster and slower messages if its verdict is close and the user
         did not interrupt the run. at_ends: outcomes with the fastest and the slowest step times, in this order; empty:
-        there is no range.
+        there is no range. quiet: True: no progress is shown.
         """
         own = self.verdict(result)
         repeated = self._repeated(quiet=quiet) if own.is_near and not interrupted else []

@@ -66,7 +66,7 @@ def validate_suite(
     """Validates a matrix and prints the errors of its simulations. name: the matrix's folder, or its name in
     `experiments`. profile, runs: used instead of the matrix's own profile and folder of real runs. real_only: only
     makes missing real runs. Exits with 1 if a real run, or a request of a simulation, failed, or if real and simulated
-    runs differ in anything but times.
+    runs differ in anything but times. quiet: True: prints JSON, and no progress.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)

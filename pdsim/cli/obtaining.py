@@ -35,7 +35,7 @@ def obtain_runs(
 ) -> list[FinishedRun]:
     """Reads run folders and results of other tools, and simulates scenario files with `changes`. Ends with a run that
     the user interrupted. out: folder for the simulated runs; None: they are not kept. force: True: runs in `out` may be
-    replaced.
+    replaced. changes: of the scenario, in the notation of --set. quiet: True: no progress is shown.
     """
     from pdsim.metrics.columns import StoredRecords
 
@@ -67,7 +67,8 @@ def compared_runs(
 ) -> list[ComparedRun]:
     """Runs with their repetitions. If one run cannot be repeated, none is. paths: the file or folder of each run.
 
-    repeats: number of repetitions of each run; None: depends on the number of requests.
+    repeats: number of repetitions of each run; None: depends on the number of requests. quiet: True: no progress is
+    shown.
     """
     sources = [(path, () if path.is_dir() else changes) for path in paths]
     is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
@@ -139,7 +140,8 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
 
 def obtain_sensitivities(path: Path, changes: Sequence[str], *, quiet: bool) -> list[Sensitivity]:
     """Finds how the metrics of a scenario change with 10 % more of each resource, by simulation. path: a scenario file
-    or a run folder. For the folder of a real run, the scenario in the folder is simulated.
+    or a run folder. For the folder of a real run, the scenario in the folder is simulated. quiet: True: no progress is
+    shown.
     """
     scenario = scenario_of(path, changes)
     with progress_over("10 % more", num_runs(scenario), quiet=quiet) as advance:

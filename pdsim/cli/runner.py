@@ -42,7 +42,7 @@ def run_scenario(
     ranging: load that is also simulated with the fastest and slowest step times, if these were not measured on a
     server: "none", "part" or "whole". slo: limits that judge the run, written to pdsim.slo in the summary. keep:
     optional files of the folder. Raises ConfigError if the scenario is wrong, or if the SLO names a class that no
-    request has.
+    request has. changes: of the scenario, in the notation of --set. quiet: True: no progress is shown.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)

@@ -235,6 +235,7 @@ def report(
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
     """The page of runs, of a sweep or of a plan. with_tornado: also show which resource limits a single run. Raises
     ConfigError if a sweep is not the only path, a plan or answer is unfinished, or the tornado is not of a single run.
+    quiet: True: no progress is shown.
     """
     from pdsim.show.html.plan import FILE as PLAN
     from pdsim.show.html.plan import plan_page

@@ -42,7 +42,7 @@ def bench_flags(scenario: Scenario, host: str) -> tuple[Flags, list[str]]:
 
 def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
     """Number of prompts, and the options with which the client generates them. No options: the client cannot generate
-    them.
+    them. model: the model's name in the catalog, from which the sizes of images follow.
     """
     if isinstance(workload, SharedPrefixGroups):
         return workload.num_groups * workload.prompts_per_group, [

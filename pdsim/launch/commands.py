@@ -111,8 +111,8 @@ class Launch:
     """Names of variables that stand for addresses of hosts in the commands. The user must set them."""
 
     def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """Adds a shell command. what: name of the started thing, the key of `commands`. flags: as for `command_words`.
-        environment: variables of the command.
+        """Adds a shell command. what: name of the started thing, the key of `commands`. program: words that start the
+        program. flags: as for `command_words`. environment: variables of the command.
         """
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)
@@ -356,7 +356,7 @@ def one_of(names: Iterable[str], who: str) -> Check:
 
 def weights(value: Any, scenario: Scenario) -> str | None:
     """Check of weight_dtype: the reason for a refusal, or None. Engines can cast a checkpoint to fp8 while they load it
-    (--quantization fp8); other types need another checkpoint.
+    (--quantization fp8); other types need another checkpoint. value: of this field in the scenario.
     """
     if value in (None, "fp8", load_model(scenario.model).weight_dtype):
         return None

@@ -23,7 +23,7 @@ PROXY = "disagg_epd_proxy.py"
 
 
 def transfers(value: str, _: Scenario) -> str | None:
-    """Check of encode.transport: the reason for a refusal, or None."""
+    """Check of encode.transport: the reason for a refusal, or None. value: of this field in the scenario."""
     return None if value.partition("-")[0] in BACKENDS else f"SGLang sends embeddings by {' or '.join(BACKENDS)}"
 
 
@@ -37,7 +37,7 @@ ENCODE_RULES: dict[str, Rule] = {
 
 
 def reads(value: str, scenario: Scenario) -> str | None:
-    """Check of encode.transport for vLLM: the reason for a refusal, or None."""
+    """Check of encode.transport for vLLM: the reason for a refusal, or None. value: of this field in the scenario."""
     if not value.startswith("nixl"):
         return "vLLM's servers read embeddings with NIXL"
     if scenario.prefill is not None and not scenario.network.transport.startswith("nixl"):

@@ -31,7 +31,7 @@ class Worker(NamedTuple):
 
 def deployment(scenario: Scenario, engine: str, frontend: Sequence[str], workers: Sequence[Worker]) -> str:
     """Text of a DynamoGraphDeployment in YAML. engine: sglang or vllm, which decides on the image of the containers.
-    frontend: words of the frontend's command.
+    frontend: words of the frontend's command. workers: one entry for each role.
     """
     app, image = manifests.app_name(scenario.name), f"nvcr.io/nvidia/ai-dynamo/{engine}-runtime:{RELEASE}"
     services = {FRONTEND: {"componentType": "frontend", "replicas": 1, "extraPodSpec": _pod(image, frontend)}}

@@ -112,7 +112,8 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
     """Check of decode.allocation. Names the settings that SGLang refuses in combination with prefill_complete (0.5.23,
-    arg_groups/pd_disaggregation_hook.py:199). None: the scenario has no such setting.
+    arg_groups/pd_disaggregation_hook.py:199). None: the scenario has no such setting. value: of this field in the
+    scenario.
     """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None

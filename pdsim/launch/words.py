@@ -19,8 +19,8 @@ class Expanded(str):
 
 
 def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
-    """The words of a command. An option with value True has no value on the command line; an option with None or False
-    is left out.
+    """The words of a command. program: words that start the program. flags: pairs of an option without its dashes, and
+    its value. An option with value True has no value on the command line; an option with None or False is left out.
 
     A value that begins with a dash is joined to its option, so that it is not read as another option. Raises
     ConfigError for a word that no command line can have.
@@ -41,7 +41,7 @@ def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> l
 
 
 def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
-    """A shell command, with environment variables in front."""
+    """A shell command, with environment variables in front. words: of the command. variables: values by name."""
     return " ".join([*(f"{name}={_quoted(value)}" for name, value in variables.items()), *map(_quoted, words)])
 
 

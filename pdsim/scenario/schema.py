@@ -359,8 +359,9 @@ class Scenario(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """Groups of times (prefill, decode, outside) that have a range. If `corner` fixes a group to one end of its
-        range, the group is left out. Empty: no group has a range, for example because a server was measured.
+        """Groups of times (prefill, decode, outside) that have a range, from the fastest to the slowest server, because
+        no server was measured. If `corner` fixes a group to one end of its range, the group is left out. Empty: no
+        group has a range.
         """
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))

@@ -62,8 +62,8 @@ def kept_repetitions(run: Path) -> Path | None:
 
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
     """Simulates a scenario `count` times, with other seeds or other message latencies, and returns the numbers of each
-    run. Results are kept in `folder`, so that a later call computes none of them again. Raises ConfigError if the
-    scenario is wrong.
+    run. Results are kept in `folder`, so that a later call computes none of them again. changes: of the scenario, in
+    the notation of --set. Raises ConfigError if the scenario is wrong.
     """
     scenario = load_scenario(path, changes)
     seeds = None if is_sample(scenario) else [scenario.seed + i for i in range(1, count + 1)]

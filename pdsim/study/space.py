@@ -174,7 +174,7 @@ class Space:
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs.
-        staging: True: KV goes through staging memory.
+        staging: True: KV goes through staging memory. roles: one kind of server for each role.
         """
         all_counts = product(*map(self._counts, ROLES[len(roles)], roles))
         for counts, encoders in product(all_counts, self._encoders(base)):
@@ -208,7 +208,8 @@ class Space:
     ) -> Iterator[Changes]:
         """Changes of settings to try for a cluster: values of --try, and routers if --try does not name the router.
 
-        If each role has a single instance, all routers act alike, so only one is tried.
+        If each role has a single instance, all routers act alike, so only one is tried. servers, counts: kind and
+        number of the servers of each role.
         """
         roles = ROLES[len(counts)]
         present = {*roles, *(("network",) if len(roles) > 1 else ()), *(("encode",) if encoders.number else ())}

@@ -208,7 +208,7 @@ def _changes(base: Base, choice: Choice) -> Changes:
 
 
 def _router(base: Base, policy: str, *, is_aggregated: bool) -> Any:
-    """The scenario's router settings, with this policy for all roles."""
+    """The scenario's router settings, with this policy for all roles. is_aggregated: True: for aggregated servers."""
     kept = ("shedding",) if is_aggregated else ("shedding", "disaggregation")
     others = {name: one for name in kept if (one := getattr(base.scenario.router, name)) is not None}
     if not others:

@@ -29,7 +29,7 @@ class Part:
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
         """Reads the part of the load that the user chose. Raises ConfigError if the trace is no path, or a number is
-        not whole and above 0.
+        not whole and above 0. chosen: the value of each control, by control.
         """
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
@@ -65,7 +65,7 @@ class Choice:
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Choice":
         """Reads the cluster, SLO and prices from the values of the page's controls. Raises ConfigError if a value is
-        wrong.
+        wrong. chosen: the value of each control, by control.
         """
         servers, counts = _servers(chosen)
         slo = chosen.get("slo")

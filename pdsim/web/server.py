@@ -76,7 +76,7 @@ def _asset(name: str) -> Any:
 @web.middleware
 async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
     """Refuses requests that reach this machine under the name of another site. A page of that site could otherwise read
-    the answers.
+    the answers. handler: aiohttp's function that answers accepted requests.
     """
     try:
         host = request.url.host

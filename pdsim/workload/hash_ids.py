@@ -54,7 +54,9 @@ class HashBlocks:
         """Ids that end a run and that ids of other runs follow."""
 
     def spec(self, number: int, line: Line, arrival_ns: float) -> RequestSpec:
-        """Makes a request from a line with the fields of Mooncake's traces. number: id of the request."""
+        """Makes a request from a line with the fields of Mooncake's traces. number: id of the request. arrival_ns: its
+        arrival time in ns.
+        """
         num_tokens, num_outputs = line.count("input_length"), line.count("output_length")
         prompt = self.prompt(line, "hash_ids", num_tokens)
         output = Spans.of(next(self._streams), num_outputs)
@@ -105,8 +107,8 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """Adds and returns a run of consecutive ids that begins at ids[at], the id of a new block. before: (stream,
-        offset, length) of the span before this block in its prompt; None: the block is the first.
+        """Adds and returns a run of consecutive ids that begins at ids[at], the id of a new block. before: number of
+        the stream, offset in it and length of the span before this block in its prompt; None: the block is the first.
         """
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):

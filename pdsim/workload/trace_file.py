@@ -181,7 +181,8 @@ def _rows_of(found: dict[str, Any]) -> Any:
 
 def _parsed(text: str, where: str) -> Any:
     """Returns a JSON value. Refuses Infinity and NaN in any field, because JSON has no such numbers. A number above all
-    floats (1e999) is JSON, and becomes infinity: only a field that pdsim reads must be finite.
+    floats (1e999) is JSON, and becomes infinity: only a field that pdsim reads must be finite. where: names the text in
+    messages.
     """
     try:
         return from_json(text, allow_inf_nan=False)  # in half the time of json

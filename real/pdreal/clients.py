@@ -25,8 +25,9 @@ _STEP = 0xD1B54A32D192ED03
 
 
 def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
-    """Returns the token ids of a span, which is a contiguous piece of one stream. SplitMix64's finalizer maps the
-    stream and each offset to an id, so a span always has the same ids, and ids are spread over the vocabulary.
+    """Returns the token ids of a span, which is a contiguous piece of one token stream. SplitMix64's finalizer maps the
+    number of the stream and each offset to an id, so a span always has the same ids, and ids are spread over the
+    vocabulary. vocab_size: number of different ids.
     """
     stream, offset, length = span
     begin = (stream * 0x9E3779B97F4A7C15 + offset * _STEP + 0x8CB92BA72F3D8DD7) & _MASK

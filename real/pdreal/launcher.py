@@ -128,7 +128,7 @@ class Launcher:
         return request
 
     def abort(self, request_id: int, reason: str = "aborted by the client") -> None:
-        """Aborts a request. Has no effect if the request has ended."""
+        """Aborts a request. Has no effect if the request has ended. reason: text for the client."""
         if request_id not in self._requests:
             return
         self._tell_router(m.Cancel(request_id, reason))
@@ -335,7 +335,9 @@ class Launcher:
             self._end(m.Failed(request_id, reason))
 
     def _on_error(self, _: object, context: dict[str, Any]) -> None:
-        """Handles an exception in a callback, such as a full disk. Without this handler the run would never end."""
+        """Handles an exception in a callback, such as a full disk. Without this handler the run would never end.
+        context: asyncio's description of the exception.
+        """
         error, where = context.get("exception"), ""
         if isinstance(error, OSError):
             where = f"; it writes to {self._folder}"

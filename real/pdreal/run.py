@@ -61,7 +61,7 @@ def run_scenario(
 
     reference: run folder of the same requests without drafts, whose outputs accepted drafts repeat. None: the draft
     model's own proposals are accepted. Raises RunFolderError if that run does not fit, or `out` cannot become the run
-    folder.
+    folder. quiet: True: no progress is shown.
     """
     with named(path):
         scenario, requests = real_scenario(load_scenario(path, changes), options)

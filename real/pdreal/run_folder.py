@@ -88,8 +88,8 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
 
 
 def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: bool) -> None:
-    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError if a file cannot be
-    written.
+    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError if a file cannot be written.
+    quiet: True: no progress is shown.
     """
     logs = out / LOGS
     with run_replaced(out) as folder:

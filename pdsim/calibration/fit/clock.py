@@ -74,7 +74,8 @@ def _of_clock(rows: Rows) -> GpuSlowdown:
 
 def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
     """Factor by which GpuClock makes a forward longer that begins when the GPU has been busy for busy_ns since its last
-    pause. rested_ns: time of the forward on a rested GPU.
+    pause. rested_ns: time of the forward on a rested GPU. slowdown: share by which a fully busy GPU is slower.
+    memory_ns: time in ns over which GpuClock averages how busy the GPU was.
     """
     idle_at_start = np.exp(-busy_ns / memory_ns)
     x = rested_ns / memory_ns

@@ -152,8 +152,8 @@ class GpuScaling:
     def between(
         cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
     ) -> "GpuScaling":
-        """The scaling from a source GPU to a target GPU. weight_dtype: data type of the weights in the derived profile;
-        None: that of the model. Raises ConfigError for a model with routed experts.
+        """The scaling from a source GPU to a target GPU. tp: number of ranks of each server. weight_dtype: data type of
+        the weights in the derived profile; None: that of the model. Raises ConfigError for a model with routed experts.
         """
         if model.experts is not None:
             raise ConfigError(
@@ -215,7 +215,7 @@ class GpuScaling:
 
 def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, float]:
     """The scaled cost of prefill, and the time in ns per token of its matrix products. settings: the measured cost.
-    Raises ConfigError if this cost is neither affine nor a table.
+    ratio: for each operator, the factor on its time. Raises ConfigError if this cost is neither affine nor a table.
     """
     if not isinstance(settings, Affine):
         raise ConfigError(
@@ -233,7 +233,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 
 def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile: scaled coefficients, their intervals, and where they come from. path: the
-    measured profile.
+    measured profile. name: of the derived profile. command: the command that made it.
     """
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:

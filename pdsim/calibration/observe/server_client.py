@@ -186,8 +186,9 @@ class ServerClient:
     def complete(
         self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
     ) -> Completion:
-        """Streams one completion. ready: called when the connection is open; it may wait for other requests. on_event:
-        called at every event with tokens, as OnEvent says; None: the completion goes to its end.
+        """Streams one completion. max_tokens: maximum number of output tokens. ready: called when the connection is
+        open; it may wait for other requests. on_event: called at every event with tokens, as OnEvent says; None: the
+        completion goes to its end.
 
         Raises ServerError if no token arrives.
         """
@@ -204,7 +205,7 @@ class ServerClient:
         return completion
 
     def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
-        """Adds an event to the completion. Returns True if the event has tokens."""
+        """Adds an event to the completion. Returns True if the event has tokens. now_ns: when the event arrived."""
         if "error" in event:
             raise ServerError(f"{self.url}: {_message(event)}")
         if isinstance(usage := event.get("usage"), dict):

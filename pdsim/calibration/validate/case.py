@@ -181,7 +181,9 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """End of a message that names the folder in which cases are looked up, and the cases that are there."""
+    """End of a message that names the folder in which cases are looked up, and the cases that are there. known: names
+    of the cases.
+    """
     if known:
         return f"{experiments}/ has {', '.join(known)}"
     return f"names are those of {experiments}/ in a copy of pdsim's repository: go there, or give a folder"
@@ -322,6 +324,7 @@ def fitted_profile(
     comes from.
 
     run: simulates a scenario. Only means are known of the measured run, so the step sizes come from this simulation.
+    name: of the profile. cost: the fitted cost, as files have it. command: the command that made the profile.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)

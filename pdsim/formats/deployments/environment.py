@@ -63,8 +63,8 @@ def of_host_memory(
     """Fields of vLLM's servers that keep KV in host memory. Empty: they keep none.
 
     given: settings read from options; those of host memory are taken out. per_gpu: share of one GPU in an engine's host
-    memory, by which the given sizes are multiplied. aside: notes on settings that pdsim does not model are added here.
-    common: fields of storage behind host memory are added here.
+    memory, by which the given sizes are multiplied. variables: environment variables of the servers. aside: notes on
+    settings that pdsim does not model are added here. common: fields of storage behind host memory are added here.
     """
     found: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):

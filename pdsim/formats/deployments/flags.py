@@ -352,7 +352,7 @@ TABLES |= {"trtllm": TRTLLM, "dynamo.trtllm": TRTLLM}
 
 def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
     """The scenario fields that the options of a program set. Raises ValueError, which names the option, its value and
-    the possible values.
+    the possible values. program: name of the program, as in PROGRAMS. flags: values of its options, by option.
     """
     read, table = Read(), TABLES[program]
     for name, value in flags.items():

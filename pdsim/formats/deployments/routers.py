@@ -28,7 +28,8 @@ def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """The section `router`, and the options that pdsim does not understand. Empty section: the router's default.
-    variables: environment variables of the program. is_pair: True: prefill and decode are separate.
+    variables: environment variables of the program. is_pair: True: prefill and decode are separate. flags: values of
+    its options, by option.
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
@@ -77,7 +78,8 @@ def _with_sessions(
     found: dict[str, Any], names: Mapping[str, str], ttl: Value | None, *, is_pair: bool
 ) -> dict[str, Any]:
     """The policies by role, each inside session_affinity if the frontend keeps sessions. found: the policies that are
-    not the default; names: all policies. ttl: how long in s sessions are kept; None: no sessions are kept.
+    not the default; names: all policies. ttl: how long in s sessions are kept; None: no sessions are kept. is_pair: as
+    for `router_of`.
     """
     if not isinstance(ttl, str):
         return found
@@ -101,7 +103,7 @@ def _of_roles(
 ) -> dict[str, Any]:
     """The policy of each role, except roles with the default, cache_aware without settings. cache_aware with a match
     threshold of 1 becomes least_loaded, which `pdsim launch` writes in this way. names: policy by role. settings: of
-    cache_aware or dynamo_kv. manual: settings of the policy manual.
+    cache_aware or dynamo_kv. manual: settings of the policy manual. is_pair: as for `router_of`.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():

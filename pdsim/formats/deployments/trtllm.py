@@ -83,7 +83,9 @@ def _parts(word: str) -> list[str]:
 
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
-    """The options in a file, which the script writes or which is in its folder. None: there is no such file."""
+    """The options in a file, which the script writes or which is in its folder. None: there is no such file. name: name
+    of the file.
+    """
     written = process.written.get(name.removeprefix("./"))
     if written is None and not (name and (folder / name).is_file()):
         return None
@@ -96,7 +98,8 @@ def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | N
 
 def of_orchestrator_file(config: Any, where: str) -> list[Process]:
     """The servers that a configuration file of `trtllm-serve disaggregated` describes, with their settings, and the
-    orchestrator itself. Empty: the file is of another kind.
+    orchestrator itself. Empty: the file is of another kind. config: content of the file. where: names the file in
+    messages.
     """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
@@ -112,7 +115,9 @@ def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
 
 
 def _check_section(servers: Any, where: str) -> None:
-    """Raises InputError for a section that TensorRT-LLM refuses (llmapi/disagg_utils.py, extract_ctx_gen_cfgs)."""
+    """Raises InputError for a section that TensorRT-LLM refuses (llmapi/disagg_utils.py, extract_ctx_gen_cfgs).
+    servers: content of the section. where: names the section in messages.
+    """
     if servers is None:
         return
     if not isinstance(servers, dict):

@@ -24,7 +24,9 @@ _GUIDELLM_TPOT = "inter_token_latency_ms"
 
 
 def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
-    """The benchmarks in a report of GuideLLM. Raises ConfigError if the report's version is newer than pdsim knows."""
+    """The benchmarks in a report of GuideLLM. Raises ConfigError if the report's version is newer than pdsim knows.
+    where: names the file in messages.
+    """
     metadata = report.get("metadata")
     version = metadata.get("version") if isinstance(metadata, dict) else None
     if version not in _GUIDELLM_VERSIONS:

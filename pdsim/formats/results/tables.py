@@ -51,7 +51,7 @@ def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def tabled(text: str, where: str) -> dict[str, Any]:
     """The metrics in a CSV that consists of several tables, each with a head of its own. Raises ConfigError if the text
-    is no CSV.
+    is no CSV. where: names the file in messages.
     """
     metrics: dict[str, Any] = {}
     head: list[str] = []

@@ -187,7 +187,7 @@ def with_own_media(
     scenario: Scenario, requests: Sequence[RequestSpec], costs: Mapping[str, StepTimes]
 ) -> dict[str, StepTimes]:
     """Adds the time of encoding media to the step times of servers that encode them within their forwards. costs: step
-    times by instance. Raises ConfigError for forwards whose encoding pdsim does not model.
+    times by instance. Raises ConfigError for forwards whose encoding pdsim does not model. requests: of the load.
     """
     encoders = load_model(scenario.model).encoders
     media = {spec.request_id: spec.media for spec in requests if spec.media}

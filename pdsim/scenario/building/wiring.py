@@ -117,7 +117,8 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
     """How KV is laid out between the ranks of a prefill and a decode instance. Raises ConfigError if neither TP size is
     a multiple of the other.
 
-    coalesces: True: the transport joins contiguous pages into one descriptor.
+    coalesces: True: the transport joins contiguous pages into one descriptor. page_size: number of tokens of a page.
+    engine: sglang or vllm, which keep different bytes for a token.
     """
     small, large = sorted((prefill.tp, decode.tp))
     if large % small:

@@ -218,6 +218,7 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
     """Makes a component from its name, or from a mapping with `use` and settings. Returns an object unchanged.
 
     seam: the protocol or union of classes that the component must satisfy. base: folder at which relative paths start.
+    spec: the name, the mapping or the object.
     """
     if seam is Lengths and isinstance(spec, int) and not isinstance(spec, bool):
         spec = {"use": "fixed", "tokens": spec}
@@ -253,7 +254,7 @@ def _name_of(kind: type[Any]) -> str:
 @cache
 def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | None], ...]:
     """The fields of a component. Each comes with its name in files and the dimension of its value, such as time; None
-    instead of a dimension: the value has no unit.
+    instead of a dimension: the value has no unit. kind: class of the component.
     """
     return tuple((field, *in_file(field.name)) for field in fields(kind) if field.init)
 
@@ -310,8 +311,8 @@ def _construct(kind: Any, name: str, settings: dict[str, Any], base: Path) -> An
 
 
 def _convert(hint: Any, dimension: Dimension | None, value: Any, base: Path) -> Any:
-    """Converts a value from a file to the type of its field. dimension: kind of quantity of the value; None: a plain
-    value.
+    """Converts a value from a file to the type of its field. hint: type of the field. dimension: kind of quantity of
+    the value; None: a plain value.
     """
     options = get_args(hint) or (hint,)
     if value is None and NoneType in options:

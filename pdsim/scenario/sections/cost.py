@@ -282,7 +282,7 @@ class CostChoice(Section):
 
     def at(self, corner: Mapping[Group, End]) -> "CostChoice":
         """These costs, in which each of the given groups has the fastest or slowest times of its range. Groups without
-        a range do not change.
+        a range do not change. corner: "fastest" or "slowest" for each of these groups.
         """
         update: dict[str, Any] = {}
         if (end := corner.get("prefill")) is not None:
@@ -294,7 +294,7 @@ class CostChoice(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """The roles whose times have a range."""
+        """The roles whose times have a range, from the fastest to the slowest server."""
         return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
 
     def _ends(self, role: str) -> Interval | None:

@@ -51,8 +51,8 @@ def origin(command: str) -> dict[str, str]:
 
 
 def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]] | None:
-    """The path of the profile that a section names, and the section's other fields. None: the section names no
-    profile.
+    """The path of the profile that a section names, and the section's other fields. None: the section names no profile.
+    value: the section as the file has it. info: pydantic's; has the folder at which relative paths start.
     """
     if not (isinstance(value, dict) and "profile" in value):
         return None
@@ -120,7 +120,7 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces {profile: FILE} by the cost in the file. Only the sections in _BESIDE may stand beside `profile`; they
-    change the cost.
+    change the cost. value, info: as for `_named`.
     """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
@@ -188,7 +188,7 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces `profile: FILE` by the network settings that were fitted for the transport. Fields beside `profile` take
-    precedence.
+    precedence. value, info: as for `_named`.
     """
     if (named := _named(value, info)) is None:
         return value
@@ -210,7 +210,8 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
     """Replaces `profile: FILE` by the measured times of the front end. Fields beside `profile` take precedence.
 
-    waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway.
+    waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway. value,
+    info: as for `_named`.
     """
     if (named := _named(value, info)) is None:
         return value

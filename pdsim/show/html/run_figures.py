@@ -65,8 +65,8 @@ def latency_distributions(runs: Runs) -> FigureBlock:
 
 
 def _draw_distributions(ax: Any, by_name: Mapping[str, Array]) -> None:
-    """Draws a line for each run: the share of requests up to each value. by_name: sorted values by the name of the
-    run.
+    """Draws a line for each run: the share of requests up to each value. by_name: sorted values by the name of the run.
+    ax: matplotlib's axes.
     """
     for i, (name, values) in enumerate(by_name.items()):
         if not len(values):
@@ -246,7 +246,9 @@ def held_by(sent: Columns) -> Array:
 def _draw_count(
     ax: Any, begins_ns: Array, ends_ns: Array, end_ns: int, label: str, color: str, line: str = "-"
 ) -> None:
-    """Draws a line of how many of the spans (begins_ns, ends_ns) are open at each time up to end_ns."""
+    """Draws a line of how many of the spans (begins_ns, ends_ns) are open at each time up to end_ns. ax: matplotlib's
+    axes. label: text in the legend. color, line: colour and style of the line.
+    """
     moments = np.stack([begins_ns, ends_ns], axis=1)
     changes = np.repeat([[1, -1]], len(moments), axis=0)
     order = np.argsort(moments, axis=None, kind="stable")

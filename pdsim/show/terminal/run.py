@@ -69,9 +69,9 @@ def print_run(
     explain: str,
     details: bool,
 ) -> None:
-    """Prints the key numbers of a run. examined: the run judged by an SLO; None: no SLO is given. explain: the command
-    that explains the run; empty: the run was not kept, so no command can. details: True: prints all numbers and stages,
-    too.
+    """Prints the key numbers of a run. summary: numbers by field, as in summary.json. examined: the run judged by an
+    SLO; None: no SLO is given. explain: the command that explains the run; empty: the run was not kept, so no command
+    can. details: True: prints all numbers and stages, too.
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
@@ -150,7 +150,9 @@ def _pace(scenario: Scenario) -> str:
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
-    """The measurement that would make the range of a run smaller. None: the run has no range."""
+    """The measurement that would make the range of a run smaller. None: the run has no range. The range is that of the
+    step times that measured kernels allow.
+    """
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 

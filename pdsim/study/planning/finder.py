@@ -131,8 +131,9 @@ class Finder:
         return {one: outcome for one, outcome in outcomes if outcome.meets}
 
     def _firmest(self, equal: list[CandidateCluster]) -> list[CandidateCluster]:
-        """Sorts clusters of equal price by how far they stay below the SLO's limits on the slowest servers of the
-        range. The cluster furthest below comes first. Keeps the order if step times were measured on a server.
+        """Sorts clusters of equal price by how far they stay below the SLO's limits with the slowest step times that
+        measured kernels allow. The cluster furthest below comes first. Keeps the order if step times were measured on a
+        server.
         """
         if "slowest" not in self._trials.base.ends:
             return equal
@@ -147,7 +148,7 @@ class Finder:
         """Up to _NUM_NEAR clusters that miss the SLO. A run ends when a miss is certain; clusters in whose runs more
         requests had ended by then come first. There is at most one cluster per family (clusters that differ only in
         their numbers of instances). chosen: the plan; more expensive clusters are left out. None: there is no plan, so
-        no cluster is too expensive.
+        no cluster is too expensive. tried: clusters that were simulated, with their outcomes.
         """
         missed = [
             one
@@ -207,8 +208,8 @@ class Finder:
         return tuple(found)
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
-        """Adds the chosen cluster's outcomes under more load, with one instance less, and on the fastest and slowest
-        servers of the range. made: the plan so far.
+        """Adds the chosen cluster's outcomes under more load, with one instance less, and with the fastest and the
+        slowest step times that measured kernels allow. made: the plan so far.
         """
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
@@ -270,8 +271,8 @@ class Finder:
         return deciding_measurement(self._trials, chosen.changes, meets)
 
     def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
-        """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: no cluster does. The
-        row has the cluster's outcome on typical servers. tried: outcomes known so far.
+        """The cheapest cluster that meets the SLO even with the slowest step times that measured kernels allow. None:
+        no cluster does. The row has the cluster's outcome with usual step times. tried: outcomes known so far.
         """
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))

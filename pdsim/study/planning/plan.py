@@ -93,17 +93,17 @@ class Plan:
     out.
     """
     ends: Mapping[str, Outcome] = field(default_factory=dict)
-    """Outcomes of the plan on the fastest and on the slowest servers of the range, by end ("fastest", "slowest").
-    Empty: step times were measured on a server.
+    """Outcomes of the plan with the fastest and the slowest step times that measured kernels allow, by "fastest" and
+    "slowest". Empty: step times were measured on a server.
     """
 
     safe: Row | None = None
-    """The cheapest cluster that meets the SLO even on the slowest servers of the range. None: the plan is such a
-    cluster, or there is none.
+    """The cheapest cluster that meets the SLO even with the slowest step times that measured kernels allow. None: the
+    plan is such a cluster, or there is none.
     """
     measure: Measurement | None = None
-    """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO in the whole
-    range.
+    """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO even with the
+    slowest step times that measured kernels allow.
     """
     foreign_setup: tuple[str, ...] = ()
     """Differences between the plan's servers and the server on which the step times were measured, each as text."""

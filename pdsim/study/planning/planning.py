@@ -130,7 +130,8 @@ def _require_folder(out: Path, given: Path | None) -> None:
 
 def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
     """Reads the scenario to plan for from `path`; None: writes the built-in scenario into `folder`. Raises ConfigError
-    if the scenario is wrong, or if the SLO names a class that no request has.
+    if the scenario is wrong, or if the SLO names a class that no request has. changes: of the scenario, in the notation
+    of --set.
     """
     base = base_of(path, options, changes, folder=folder, starter={}, takes_aggregated=True)
     slo.require_classes(requests_of(base.scenario))
@@ -139,7 +140,8 @@ def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[st
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
     """Reads the scenario `path` with the second trace (--check) as its workload. Writes files into a sub-folder of
-    `folder`. Raises ConfigError if there is no such trace, or if the SLO names a class that no request has.
+    `folder`. Raises ConfigError if there is no such trace, or if the SLO names a class that no request has. changes: of
+    the scenario, in the notation of --set.
     """
     if not trace.exists():
         raise ConfigError(f"--check: no trace file {trace}")

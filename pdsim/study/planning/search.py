@@ -68,7 +68,7 @@ def search(
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
     """The clusters at the lowest price at which a cluster meets the SLO, those furthest below the limits first. Empty:
-    no cluster meets the SLO.
+    no cluster meets the SLO. tried: the simulated clusters, with their outcomes.
     """
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)
@@ -120,7 +120,7 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
 
 def of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
     """`count` clusters from the beginning of a ranking, in its order. If all of these are of one kind, aggregated or
-    disaggregated, the last makes room for the first cluster of the other kind.
+    disaggregated, the last makes room for the first cluster of the other kind. ranked: the clusters, the best first.
     """
     kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
     first = [one for one in kinds if one is not None]

@@ -49,8 +49,8 @@ class PointResult:
     repeated.
     """
     ends: "Sequence[PointResult]" = ()
-    """Results of the same point with the fastest and the slowest step times of their range. Empty: the step times were
-    measured on a server, or the sweep did not simulate the range.
+    """Results of the same point with the fastest and the slowest step times that measured kernels allow. Empty: the
+    step times were measured on a server, or the sweep did not simulate the range.
     """
 
     @property

@@ -73,13 +73,15 @@ class Store:
         return sum(1 for _ in self._points.glob("*.json"))
 
     def read(self, key: str) -> dict[str, Any]:
-        """The row of results of a run. Raises ValueError if the run's file is damaged."""
+        """The row of results of a run. Raises ValueError if the run's file is damaged. key: of the run's task
+        (Task.key).
+        """
         row: dict[str, Any] = read_json(self._path(key))
         return row
 
     def kept(self, key: str) -> dict[str, Any] | None:
         """The row of results of a run. Its status is ok, failed, missed (ended early, because the run misses the SLO),
-        crashed (the worker died) or DAMAGED. None: the folder lacks the run.
+        crashed (the worker died) or DAMAGED. None: the folder lacks the run. key: of the run's task (Task.key).
         """
         if not self._path(key).is_file():
             return None

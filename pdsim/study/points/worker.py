@@ -75,7 +75,9 @@ def _done(task: Task, result: Mapping[str, Any], cpu_s: float = 0.0, wall_s: flo
 
 
 def _failure(status: str, message: str) -> dict[str, Any]:
-    """A row of results that has a status and a reason instead of numbers."""
+    """A row of results that has a status and a reason instead of numbers. status, message: the status, and the reason
+    as text.
+    """
     return {"status": status, "message": message}
 
 

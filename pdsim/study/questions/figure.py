@@ -19,7 +19,7 @@ def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, win
     """Draws the figure of an answer, with one panel per number. Whiskers are 95 % intervals, and the winner's mark is
     filled. A saturated candidate has no mark in a panel that shows a latency. asks: the question, as title of the
     figure. titles: title of each panel, by the name of its number. axis: title of the horizontal axis; empty:
-    candidates are listed one below another.
+    candidates are listed one below another. rows: the candidates. winner: label of the recommended candidate.
     """
     shown = [name for name in titles if any(row.estimates[name] for row in rows)]
     height = 3.2 if axis else 1.4 + 0.34 * len(rows)

@@ -195,7 +195,7 @@ def _torn_line(study: Study, label: str, torn: Torn) -> str:
 
 def _torn_transfer(scenario: Scenario, page_size: int, num_tokens: float) -> Torn:
     """The transfer of a prompt of `num_tokens` tokens if no two of its pages are contiguous. Each pair of ranks sends
-    one batch.
+    one batch. page_size: number of tokens of a page.
     """
     wire = replace(wire_of(scenario), page_size=page_size)
     wire = replace(
@@ -302,7 +302,9 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Bytes that a prefill rank sends to a decode rank for the part of a prompt that one forward computes."""
+    """Bytes that a prefill rank sends to a decode rank for the part of a prompt that one forward computes. num_tokens:
+    number of tokens of the prompt.
+    """
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
     return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)

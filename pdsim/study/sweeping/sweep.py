@@ -164,7 +164,7 @@ def read_sweep(folder: Path) -> SweepResult:
 
 def _kept_runs(store: Store, keys: Iterable[str], slos: Mapping[str, Slo]) -> tuple[dict[str, Replication], int]:
     """Reads runs from a store, each once. Returns the runs by key, without damaged ones, and the number of damaged
-    runs.
+    runs. keys: of the tasks of the runs. slos: SLOs that judge the runs, by name.
     """
     runs: dict[str, Replication] = {}
     num_damaged = 0

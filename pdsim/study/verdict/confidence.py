@@ -54,8 +54,8 @@ def confidence(
 
 
 def confidence_in_numbers(scenario: Scenario, *, has_range: bool = True) -> Confidence:
-    """Confidence in the numbers of a run for which the user gave no SLO. has_range: the ends of the range were
-    simulated, too.
+    """Confidence in the numbers of a run for which the user gave no SLO. has_range: True: the scenario was also
+    simulated with the fastest and the slowest step times that measured kernels allow.
     """
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)

@@ -36,8 +36,9 @@ class Store:
         """Address of the master. None: it is not started."""
 
     async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
-        """Starts the master and the lenders. address: where other hosts reach this host. Raises LaunchError if this
-        host lacks the memory, or a process does not start in time.
+        """Starts the master and the lenders. num_drives: number of lenders, which stand for drives. drive_bytes: memory
+        that each lends. address: where other hosts reach this host. Raises LaunchError if this host lacks the memory,
+        or a process does not start in time.
         """
         free = free_host_bytes()
         if num_drives * drive_bytes > free:
@@ -103,7 +104,8 @@ class Store:
 
 def _be_master(address: str, port: int, metrics_port: int, ready: connection.Connection) -> None:
     """Turns this process into the program mooncake_master of Mooncake's Python wheel. The program ends with this
-    process's parent. ready: gets an empty text before the program starts, or the reason why the program cannot run.
+    process's parent. address, port: where clients reach the master. metrics_port: where it serves its metrics. ready:
+    gets an empty text before the program starts, or the reason why the program cannot run.
     """
     if problem := _problem_with_the_wheel():
         ready.send(problem)
@@ -121,8 +123,9 @@ def _be_master(address: str, port: int, metrics_port: int, ready: connection.Con
 
 
 def _lend(master: str, address: str, num_bytes: int, ready: connection.Connection) -> None:
-    """Lends memory of this process to the store until the launcher has ended. ready: gets an empty text when the memory
-    is lent, or the reason why the memory cannot be lent.
+    """Lends memory of this process to the store until the launcher has ended. master: address of the store's master.
+    address: where other clients reach this host. ready: gets an empty text when the memory is lent, or the reason why
+    the memory cannot be lent.
     """
     import torch  # noqa: PLC0415  the launcher does without
 

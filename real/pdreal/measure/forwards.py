@@ -347,7 +347,8 @@ def forward_rows(
     Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, and after such KV most
     tokens choose the same experts (experiments/moe-h200).
 
-    followers: the other ranks. None: there is one rank.
+    page_size: number of tokens of a page. seconds: time for each row. followers: the other ranks. None: there is one
+    rank.
 
     num_verified: number of tokens of each request that decode steps verify, with an EAGLE head that also computes
     prompts. 1: there are no drafts.

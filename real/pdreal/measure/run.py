@@ -155,7 +155,7 @@ def measurement(
     moe_a2a_backend: RealA2a = "none",
 ) -> Measurement:
     """Makes a measurement from flags. only: kinds, separated by commas. Raises ConfigError for wrong flags, or
-    LaunchError if this machine lacks a needed device or package.
+    LaunchError if this machine lacks a needed device or package. The other arguments are the fields of Measurement.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
@@ -199,7 +199,9 @@ def measurement(
 
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """Returns the kinds that `only` names. None: all kinds that the flags allow, without storage."""
+    """Returns the kinds that `only` names. None: all kinds that the flags allow, without storage. possible: kinds that
+    the flags allow.
+    """
     if only is None:
         return tuple(kind for kind in possible if kind != "storage")
     asked = [word.strip() for word in only.split(",")]

@@ -122,7 +122,8 @@ def serving_rows(
     several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
 
     left_out: called with each missing engine and the reason. draft_tokens: number of tokens of each request that decode
-    steps verify. Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts.
+    steps verify. Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts. The other
+    arguments are the fields of Measurement.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
@@ -155,7 +156,7 @@ def _scenario(
     model: str, page_size: int, tp: int, ep: int, moe_a2a_backend: str, transport: str, plan: Plan, draft_tokens: int
 ) -> dict[str, object]:
     """Returns a scenario that runs on any GPU. The scenario names a GPU of the catalog, but real mode does not use that
-    entry.
+    entry. transport: name of the transfer engine. The other arguments are the fields of Measurement.
     """
     largest_batch = max(plan.served_batches)
     of_request = plan.served_tokens + plan.served_outputs + 2 * draft_tokens + page_size
@@ -293,7 +294,8 @@ def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
     """Yields one row for each size of transfers: the time between the starts of two transfers of a worker, if the
-    second was queued while the first ran.
+    second was queued while the first ran. waves: the requests whose transfers count. transport: name of the transfer
+    engine.
     """
     of_waves = {request.request_id for request in waves}
     by_worker: dict[int, list[TransferRecord]] = {}
@@ -313,7 +315,8 @@ def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
     """Returns the row of handovers, from the start of a request's transfer until decode streams its first token. In an
-    empty pool pages are contiguous, so all requests have the same number of descriptors.
+    empty pool pages are contiguous, so all requests have the same number of descriptors. alone: requests that were
+    served one at a time. transport: name of the transfer engine.
     """
     return row_of(
         "handover",

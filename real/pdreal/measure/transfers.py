@@ -46,7 +46,8 @@ def copy_rows(
     seconds: float,
 ) -> Iterator[Row]:
     """Yields rows of gather and scatter. Numbers of pages that do not fit into memory are left out. The model must have
-    an even number of KV heads.
+    an even number of KV heads. kinds: gather, scatter or both. page_size: number of tokens of a page. page_counts:
+    numbers of pages of a copy. seconds: time for each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
@@ -116,7 +117,7 @@ def transfer_rows(
 ) -> Iterator[Row]:
     """Yields rows of transfers from this host's first GPU to its last GPU, or to the first GPU of another host. If
     `device` is a CPU, the transfers are between host memories. sizes: bytes. descriptors: numbers of descriptors of a
-    transfer. left_out: called with each missing engine and the reason.
+    transfer. left_out: called with each missing engine and the reason. seconds: time for each row.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
@@ -138,7 +139,7 @@ def measure_engine(
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
     """Yields one row per shape. shapes: (total bytes, number of descriptors). devices: the sender's, the receiver's.
-    Raises UnavailableError if the engine cannot run here.
+    Raises UnavailableError if the engine cannot run here. seconds: time for each row.
     """
     with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
@@ -162,7 +163,7 @@ of each page."""
 
 def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
     """Yields one row per size. sizes: bytes; those below one of the sender's pages are left out. devices: the sender's,
-    the receiver's. Raises UnavailableError if kernels cannot write to the receiver.
+    the receiver's. Raises UnavailableError if kernels cannot write to the receiver. seconds: time for each row.
     """
     page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
@@ -201,7 +202,8 @@ def opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
     """Context with a receiving process. Its value: the engine, the receiver's address, the sender's memory, and the
-    address of the receiver's memory.
+    address of the receiver's memory. transport: name of the engine. num_bytes: size of each side's memory. devices: the
+    sender's, the receiver's. hosts: as for `target_of`.
     """
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
@@ -249,7 +251,7 @@ class Target:
 @contextmanager
 def target_of(transport: str, device: torch.device, num_bytes: int, hosts: Hosts | None) -> Iterator[Target]:
     """Context with a receiving process. hosts: the process runs on the first other host; None: on this host. Raises
-    UnavailableError if the process cannot run the engine.
+    UnavailableError if the process cannot run the engine. transport: name of the engine. num_bytes: size of its memory.
     """
     command: Sequence[str] = _HERE
     address = LOOPBACK

@@ -76,7 +76,7 @@ class RankPair(NamedTuple):
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
     """Returns the KV heads that a rank holds. With more ranks than heads, neighbouring ranks hold copies of the same
-    head.
+    head. num_kv_heads: number of KV heads of the model. tp: number of ranks of the instance. rank: index of the rank.
     """
     if tp > num_kv_heads:
         head = rank // (tp // num_kv_heads)
@@ -87,7 +87,8 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
     """Returns all pairs of ranks, ordered by decode rank. If several prefill ranks hold the same heads, only
-    num_writers of them write to a decode rank.
+    num_writers of them write to a decode rank. num_kv_heads: number of KV heads of the model. prefill_tp, decode_tp:
+    numbers of ranks of the two instances.
     """
     pairs = []
     for decode_rank in range(decode_tp):

@@ -96,7 +96,8 @@ class PrefillMover:
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
         """Connects to a decode rank. If the rank was restarted, its addresses replace those of its earlier process.
-        Raises TransferError if the rank is gone.
+        Raises TransferError if the rank is gone. decode_id: name of the decode instance. rank: index of its rank. peer:
+        addresses of its memory.
         """
         self.disconnect(decode_id, rank)
         if rank in [pair.decode_rank for pair in self._pairs]:

@@ -123,7 +123,9 @@ class DividedTokens:
 
 
 def packed(x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
-    """Returns one row for each token: its hidden state, and the weights and indices of its experts in 4 bytes each."""
+    """Returns one row for each token: its hidden state, and the weights and indices of its experts in 4 bytes each. x:
+    hidden states, [tokens, hidden]. shares, chosen: weights and indices of the experts, [tokens, experts per token].
+    """
     return torch.cat((x, shares.float().view(x.dtype), chosen.int().view(x.dtype)), dim=1)
 
 

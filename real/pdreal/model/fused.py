@@ -140,7 +140,9 @@ def _silu_and_multiply(dtype: torch.dtype, size: int) -> Launcher:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds x to the residual in place. Returns the normalised sum, and the residual."""
+    """Adds x to the residual in place. Returns the normalised sum, and the residual. x, residual: [tokens, hidden].
+    weight: of the norm, [hidden]. eps: added to the mean square.
+    """
     num_tokens, size = x.shape
     out = torch.empty_like(x)
     pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()

@@ -25,7 +25,9 @@ def linear(x: Tensor, matrix: Matrix) -> Tensor:
 
 
 def add_rms_norm_(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Adds x to the residual stream [tokens, hidden]. Returns the normalised sum, and the sum itself."""
+    """Adds x to the residual stream [tokens, hidden]. Returns the normalised sum, and the sum itself. weight: of the
+    norm, [hidden]. eps: added to the mean square.
+    """
     if x.is_cuda:
         from pdreal.model import fused  # noqa: PLC0415  Triton is needed on GPUs only
 
@@ -43,9 +45,9 @@ def norm_rotate_(
     positions: Tensor,
 ) -> Tensor:
     """Normalises heads if norms are given, and rotates them. heads: query heads, then key heads, [tokens, heads,
-    head_dim]. norms: weights [head_dim] of query and key heads. angles: cosines and sines of rotary_angles. If angles
-    cover fewer dimensions than a head has, only the first dimensions are rotated. positions: [tokens], place of each
-    token in its sequence.
+    head_dim]. num_query_heads: number of the query heads. eps: added to the mean square in the norm. norms: weights
+    [head_dim] of query and key heads. angles: cosines and sines of rotary_angles. If angles cover fewer dimensions than
+    a head has, only the first dimensions are rotated. positions: [tokens], place of each token in its sequence.
     """
     if (rotated := angles.shape[1]) < heads.shape[2]:
         if norms is not None:
@@ -79,7 +81,9 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """Returns logits in fp32. In bf16 the two best tokens would often have equal logits."""
+    """Returns logits in fp32. In bf16 the two best tokens would often have equal logits. hidden: [rows, hidden]. head:
+    output projection, [vocabulary, hidden].
+    """
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
     return functional.linear(hidden, head).float()

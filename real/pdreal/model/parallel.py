@@ -47,7 +47,7 @@ class TensorParallel:
         sends_to_experts: bool = False,
     ) -> "TensorParallel":
         """Connects to the other ranks, once per process. size: number of ranks. rendezvous: address at which the ranks
-        meet, such as tcp://127.0.0.1:29500. CPUs use gloo, GPUs use NCCL.
+        meet, such as tcp://127.0.0.1:29500. CPUs use gloo, GPUs use NCCL. The other arguments are fields of this class.
         """
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"

@@ -51,7 +51,7 @@ class Attend(Protocol):
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
         """Returns the outputs of heads, [tokens, heads, value]. latent: latents of the new tokens, [tokens, 1, latent
-        rank | rotated key].
+        rank | rotated key]. layer: index of the layer in the cache. query: [tokens, heads, plain | rotated].
         """
         ...
 

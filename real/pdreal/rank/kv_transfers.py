@@ -225,7 +225,8 @@ class KvCheck:
 
     def compare(self, grant: m.KvGranted, num_tokens: int, state_slot: int, then: Callable[[], None]) -> None:
         """Calls `then` if the KV in the granted pages equals the KV that was sent. Otherwise the instance fails with
-        KvDamagedError.
+        KvDamagedError. num_tokens: number of tokens that were sent. state_slot: decode's slot of the linear-attention
+        state; 0: none.
         """
         expected = self._digests.pop(grant.request_id)
 

@@ -58,8 +58,8 @@ class RankResources:
             torch.cuda.set_stream(copy_stream(self.device))
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
-        """Connects to a rank of another instance, if this rank sends to it. Raises TransferError if that rank
-        is gone.
+        """Connects to a rank of another instance, if this rank sends to it. Raises TransferError if that rank is gone.
+        memory: its addresses (fields of PeerMemory).
         """
         if isinstance(self.mover, PrefillMover) and memory:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))

@@ -43,7 +43,7 @@ class Gauge(NamedTuple):
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
     """Returns the gauges of each instance that reported its levels. page_size: number of tokens per page, because
-    SGLang's gauges count KV in tokens.
+    SGLang's gauges count KV in tokens. load: levels (numbers of requests and pages), by instance id.
     """
     for instance_id, levels in load.items():
         role = instance_id.rpartition("-")[0]

@@ -56,8 +56,8 @@ class Options:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
     def cores_of_rank(self, index: int, num_ranks: int) -> tuple[int, ...]:
-        """CPU cores of a rank: an equal part of this process's cores, because ranks that share cores slow
-        each other. On GPUs, and with more ranks than cores: all cores.
+        """CPU cores of a rank: an equal part of this process's cores, because ranks that share cores slow each other.
+        index: of the rank among num_ranks ranks of this host. On GPUs, and with more ranks than cores: all cores.
         """
         cores = sorted(os.sched_getaffinity(0))
         share = len(cores) // num_ranks

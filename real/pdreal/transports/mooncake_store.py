@@ -66,7 +66,7 @@ class MooncakeStore:
 
     def read(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> int:
         """Copies objects of num_bytes bytes each to the addresses `begins` in registered memory. Returns how many are
-        read, counted from the first one up to one that failed.
+        read, counted from the first one up to one that failed. names: of the objects, in the same order.
         """
         codes = self._store.batch_get_into(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("read", min(codes))
@@ -74,7 +74,7 @@ class MooncakeStore:
 
     def write(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> bool:
         """Copies objects of num_bytes bytes each from the addresses `begins` in registered memory. Returns False if an
-        object is not written, for example because the store is full.
+        object is not written, for example because the store is full. names: of the objects, in the same order.
         """
         codes = self._store.batch_put_from(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("write", min(codes))
