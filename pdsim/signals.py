@@ -11,7 +11,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end."""
+    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end. Does nothing in
+    threads other than the main thread, because Python handles no signals there.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield

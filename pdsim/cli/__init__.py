@@ -11,7 +11,11 @@ from pdsim.garbage import search_seldom
 
 search_seldom()  # imports make much, and no garbage
 
-from pdsim.cli.command import program, run_app  # noqa: E402
+try:
+    from pdsim.cli.command import program, run_app
+    from pdsim.signals import ended_by_sigterm
+except KeyboardInterrupt:  # these imports take most of the time to start
+    raise SystemExit(130) from None
 
 app = program("pdsim", "Simulate prefill/decode disaggregated LLM serving with the scheduler that real hardware runs.")
 for path in (
@@ -49,4 +53,5 @@ _FOR_LIBRARIES = {
 def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in _FOR_LIBRARIES.items():
         os.environ.setdefault(name, value)
-    run_app(app, arguments)
+    with ended_by_sigterm():
+        run_app(app, arguments)

@@ -93,6 +93,8 @@ def program(name: str, purpose: str) -> App:
     """
     version = f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"
     app = App(name=name, help=purpose, version=version, default_parameter=Parameter(negative=()))  # no --no-flags
+    for one in (app, app.meta):
+        one.suppress_keyboard_interrupt = False  # run_app says it
 
     @app.meta.default
     def launch(
@@ -124,8 +126,8 @@ def program(name: str, purpose: str) -> App:
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Runs the command that the arguments name. If a file or an option is wrong, prints one message and exits with 2.
-    arguments: None: those of this process. mistakes: further exceptions for which the command prints one message and
-    exits with 2.
+    If the user interrupts, prints one message and exits with 130. arguments: None: those of this process. mistakes:
+    further exceptions for which the command prints one message and exits with 2.
     """
     known: tuple[type[Exception], ...] = (
         CycloptsError,
@@ -144,6 +146,9 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
         app.meta(words, exit_on_error=False, print_error=False)
     except known as wrong:
         _fail(app, str(wrong))
+    except KeyboardInterrupt:
+        print(f"{app.name[0]}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except BrokenPipeError:
         sys.stderr.close()
         raise SystemExit(0) from None

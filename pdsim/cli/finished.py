@@ -116,9 +116,9 @@ def write_run(
 
             write_timeline(folder / TIMELINE, run.records)
         if "figure" in keep and any(request.outcome == "finished" for request in run.records.requests):
-            from pdsim.metrics.plots import overview
+            from pdsim.metrics.plots import overview, write_figure
 
-            overview(run.records).savefig(folder / OVERVIEW, dpi=110)
+            write_figure(folder / OVERVIEW, overview(run.records))
 
 
 def write_scenario(folder: Path, scenario: Scenario) -> None:

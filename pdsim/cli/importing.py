@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, out_at, print_json
+from pdsim.files import write_whole
 from pdsim.scenario.yaml_file import ConfigError, named, to_yaml
 
 if TYPE_CHECKING:
@@ -47,9 +48,7 @@ def import_(
         build(parse_scenario(data, base=out.parent, where=str(out)))
     except ConfigError as wrong:
         problem = str(wrong)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("x", encoding="utf-8") as new:
-        new.write(_text(found, data))
+    write_whole(out, _text(found, data))
     if json_:
         print_json({"scenario": str(out), **_said(found), "problem": problem})
     else:

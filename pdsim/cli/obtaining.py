@@ -205,9 +205,7 @@ def _in_ms(terms_ns: Mapping[str, float]) -> dict[str, float]:
 
 def write_comparison(path: Path, runs: Sequence[FinishedRun], *, quiet: bool) -> None:
     with saying(f"writing {path} ...", quiet=quiet), garbage_collection_paused():
-        from pdsim.metrics.plots import comparison
+        from pdsim.metrics.plots import comparison, write_figure
 
-        path.parent.mkdir(parents=True, exist_ok=True)
         records = {run.name: run.judged for run in runs if run.is_observed}
-        figure = comparison({run.name: run.summary for run in runs}, records)
-        figure.savefig(path, dpi=110)
+        write_figure(path, comparison({run.name: run.summary for run in runs}, records))

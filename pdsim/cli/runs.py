@@ -32,7 +32,6 @@ from pdsim.cli.finished import FinishedRun, Kept, fail_if_incomplete, print_warn
 from pdsim.files import temporary_folder, write_whole
 from pdsim.metrics.run_folder import require_out_file
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.signals import ended_by_sigterm
 
 if TYPE_CHECKING:
     from pdsim.scenario.load_options import LoadOptions
@@ -84,7 +83,7 @@ def run(
         raise ConfigError(f"--keep {' --keep '.join(keep)}: give --out FOLDER to write into")
     own = set_ if seed is None else (*set_, f"seed={seed}")
     given = (*profile_changes(profile), *own)
-    with ended_by_sigterm(), garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
+    with garbage_collection_paused(), _file_or_starter(scenario, load, given) as (file, changes):
         wanted = None if slo is None else _parsed(slo)
         ranging: Ranging = "none" if no_ranges else "whole" if whole_ranges else "part"
         finished = run_scenario(file, changes, out, quiet=json_, force=force, ranging=ranging, slo=wanted, keep=keep)

@@ -46,9 +46,7 @@ def init(
             print("\npdsim: nothing is written", file=sys.stderr)
             raise SystemExit(130) from None
     data = first_scenario(options, set_, file=file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("x", encoding="utf-8") as new:
-        new.write(commented(data))
+    write_whole(file, commented(data))
     if json_:
         print_json({"scenario": str(file)})
     else:

@@ -29,7 +29,6 @@ from pdsim.cli.command import (
 from pdsim.files import temporary_folder
 from pdsim.scenario.load_options import require_load
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
-from pdsim.signals import ended_by_sigterm
 from pdsim.study.base import MAX_GPUS, NUM_SEEDS, AskOptions, base_of
 from pdsim.study.sweeping.sweep_file import NUM_RANGES
 from pdsim.study.verdict.slo import DEFAULT_SLO, Slo
@@ -86,8 +85,7 @@ def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
     is_kept: True: the line says that the command can resume.
     """
     try:
-        with ended_by_sigterm():
-            yield
+        yield
     except KeyboardInterrupt:
         goes_on = "; the same command goes on with what is missing" if is_kept else ""
         print(f"pdsim: {what}: interrupted{goes_on}", file=sys.stderr)
@@ -307,7 +305,7 @@ def serve(
     except ImportError:
         raise ConfigError("serve needs aiohttp, which is not installed: pip install 'pdsim[web]'") from None
     wanted, prices = Slo.parse(slo), prices_of(gpu or ())
-    with ended_by_sigterm(), temporary_folder("pdsim-serve-") as folder:
+    with temporary_folder("pdsim-serve-") as folder:
         base = base_of(scenario, AskOptions(trace=trace), set_, folder=folder, starter=_STARTER)
         with closing(open_engine("pool", min(3, os.cpu_count() or 1) if jobs is None else jobs)) as engine:
             board = Board(base, Work(Store(folder), engine), wanted, prices, num_requests)

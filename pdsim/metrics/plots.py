@@ -3,12 +3,15 @@ matplotlib's global state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from pdsim.files import write_whole
 from pdsim.metrics.columns import Array, Columns, columns
 from pdsim.metrics.explanation.explain import mean_stage_ms
 from pdsim.metrics.explanation.stages import ALL_STAGES
@@ -53,6 +56,13 @@ _BARS = (
     ("p99_ttft_ms", "p99 TTFT, s", 1e-3),
     ("median_e2e_latency_ms", "median latency, s", 1e-3),
 )
+
+
+def write_figure(path: Path, figure: Figure) -> None:
+    """Writes a figure as PNG, completely or not at all."""
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=110)
+    write_whole(path, drawn.getvalue())
 
 
 def comparison(summaries: Mapping[str, Mapping[str, Any]], runs: Mapping[str, Records]) -> Figure:

@@ -14,11 +14,13 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from pdsim.files import write_whole
 from pdsim.metrics.explanation.stages import stage_spans
 from pdsim.metrics.explanation.usage import moving_span
 from pdsim.metrics.records import LevelRecord, Records, RequestRecord, StepRecord, TransferRecord
@@ -37,16 +39,17 @@ comes earlier.
 
 
 def write_timeline(path: Path, records: Records) -> None:
-    """Writes the records of a run as a Chrome trace. Encodes many events per call, which is faster than json.dump to a
-    file.
+    """Writes the records of a run as a Chrome trace, completely or not at all. Encodes many events per call, which is
+    faster than json.dump to a file.
     """
-    events = trace_events(records)
-    with path.open("wb") as whole, gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file:
+    events, packed = trace_events(records), BytesIO()
+    with gzip.GzipFile("", "wb", compresslevel=3, fileobj=packed, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for first in range(0, len(events), _EVENTS_AT_ONCE):
             text = json.dumps(events[first : first + _EVENTS_AT_ONCE], separators=(",", ":"), check_circular=False)
             file.write(("," if first else "").encode() + text[1:-1].encode())
         file.write(b"]}")
+    write_whole(path, packed.getvalue())
 
 
 def trace_events(records: Records) -> list[Event]:

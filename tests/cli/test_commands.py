@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -311,6 +312,19 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path, kind):
     assert summary["pdsim"]["interrupted"]
     assert 0 < summary["completed"] < 24
     assert summary["completed"] + summary["pdsim"]["unfinished"] == len(read_records(out).requests)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_every_command_ends_with_one_line_when_interrupted(capsys, scenario, tmp_path, monkeypatch, kind):
+    """Also commands that keep nothing; SIGINT is ignored where a shell started the tests in the background."""
+
+    def interrupted(*_):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(kind)
+
+    monkeypatch.setattr("pdsim.cli.obtaining.scenario_of", interrupted)
+    assert exit_code("export", scenario, "--to", "perfetto", "--out", tmp_path / "t.json.gz") == 130
+    assert capsys.readouterr().err == "pdsim: interrupted\n"
 
 
 def test_a_stalled_run_says_who_waits_for_what(capsys, scenario, tmp_path, monkeypatch):

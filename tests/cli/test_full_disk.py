@@ -21,7 +21,9 @@ COMMANDS = {
     "ask": ["ask", "pd-ratio", "s.yaml", "--jobs", "1"],
     "plan": ["plan", "s.yaml", "--slo", "ttft p99 < 1 s", "--max-gpus", "2", "--engine", "here"],
     "report": ["report", "s.yaml"],
+    "export": ["export", "s.yaml", "--to", "perfetto"],
 }
+OLD_FILES = {"report": b"<!doctype html>" * 100, "export": b"\x1f\x8bold" * 300}
 MOST_BYTES = 512
 """Of a file: no summary, point or page is as small."""
 
@@ -35,8 +37,8 @@ def test_a_full_disk_is_one_message(name, tmp_path):
     (tmp_path / "s.yaml").write_text(SCENARIO)
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     out = tmp_path / "out"
-    if name == "report":
-        out.write_text("<!doctype html>" * 100)
+    if name in OLD_FILES:
+        out.write_bytes(OLD_FILES[name])
     else:
         (out / "points").mkdir(parents=True)
         for own in ("summary.json", "journal.jsonl.zst", "owner.lock"):

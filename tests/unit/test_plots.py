@@ -1,9 +1,11 @@
 """Figures: what is drawn, not how it looks."""
 
+from pathlib import Path
+
 import pytest
 from matplotlib.figure import Figure
 
-from pdsim.metrics.plots import NUM_BINS, binned, comparison, draw_ttft_cdf, overview
+from pdsim.metrics.plots import NUM_BINS, binned, comparison, draw_ttft_cdf, overview, write_figure
 from tests.support import run, small
 
 
@@ -46,6 +48,19 @@ def test_an_overview_has_few_points_however_long_the_run(one):
         assert [len(line.get_xdata()) for line in lines[title]] == [NUM_BINS] * 2
     styles = {(line.get_color(), line.get_linestyle()) for line in lines["requests running"]}
     assert len(styles) == len({style for _, style in styles}) == 2
+
+
+def test_an_interrupted_write_leaves_the_old_figure(tmp_path, monkeypatch):
+    def interrupted(_figure, place, **_how):
+        if isinstance(place, Path):
+            place.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Figure, "savefig", interrupted)
+    (tmp_path / "f.png").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_figure(tmp_path / "f.png", Figure())
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"f.png": "old"}
 
 
 def test_many_instances_share_a_name_by_role():

@@ -101,10 +101,16 @@ def ask(
         made = replace(made, confidence=_confidence(study, chance, held, others, ends), measure=measure)
         if out is not None:
             trials.keep_as_sweep(name, {SLO: study.slo})
-            write_whole(folder / "answer.md", made.to_markdown())
-            write_whole(folder / "answer.json", json.dumps(made.to_json(), indent=2))
-            made.figure.savefig(folder / "answer.png", dpi=110)
+            _write(folder, made)
     return made
+
+
+def _write(folder: Path, made: Answer) -> None:
+    from pdsim.metrics.plots import write_figure  # noqa: PLC0415  matplotlib takes long to load
+
+    write_whole(folder / "answer.md", made.to_markdown())
+    write_whole(folder / "answer.json", json.dumps(made.to_json(), indent=2))
+    write_figure(folder / "answer.png", made.figure)
 
 
 def _verdict(name: str, question: Question, study: Study) -> Verdict:
