@@ -62,9 +62,8 @@ class KvGiver:
         source = tuple(returning.lease.table[message.num_cached_tokens // self._cache.page_size :])
         sent = range(message.num_cached_tokens, returning.num_tokens)
         size = self._wire.size(source, message.pages, sent, with_state=False)
-        ids, amounts = (self._decode_id, returning.prefill_id), (size.num_bytes, size.num_descriptors)
-        unit = TransferUnit(message.request_id, *ids, source, message.pages, *amounts, now_ns, is_last=False)
-        return [ReturnKv(unit)]
+        ids = message.request_id, self._decode_id, returning.prefill_id
+        return [ReturnKv(TransferUnit(*ids, source, message.pages, *size, now_ns, is_last=False))]
 
     def release(self, request_id: int) -> None:
         """Unlocks KV that prefill has received or does not want."""

@@ -16,6 +16,7 @@ for all pairs.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pdsim.core.instance import PolicyError, Request
 from pdsim.core.messages import AskStaging, Command, KvGranted, PrefillChunk, Send, TransferUnit, receiver_of
@@ -132,8 +133,7 @@ def layers_of_group(num_layers: int, group: int, num_groups: int) -> range:
     return range(num_layers * group // num_groups, num_layers * (group + 1) // num_groups)
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSize:
+class TransferSize(NamedTuple):
     """Bytes and descriptors that one pair of ranks transfers. A descriptor is one contiguous piece of memory."""
 
     num_bytes: int
@@ -143,8 +143,7 @@ class TransferSize:
         """Divides this size into num_parts nearly equal parts. Returns the sum of the parts whose indices are in the
         range.
         """
-        amounts = self.num_bytes, self.num_descriptors
-        return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in amounts))
+        return TransferSize(*(n * parts.stop // num_parts - n * parts.start // num_parts for n in self))
 
 
 def num_runs(source: tuple[int, ...], target: tuple[int, ...]) -> int:
