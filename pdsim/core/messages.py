@@ -246,7 +246,8 @@ class TransferUnit:
     cell: int | None = None
     """Index of the unit's staging cell among the request's cells. None: the unit is not staged."""
     after_layers: tuple[int, int] | None = None
-    """Step id and layer group that must be computed before the unit is sent. None: the KV is computed already."""
+    """Step id, and index of the layer group that must be computed before the unit is sent. None: the KV is computed
+    already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,9 @@ class LlamaArchitecture:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
+    """Llama 3's scaling of rotary position embeddings. None: not scaled in this way."""
     yarn: YarnScaling | None = None
+    """YaRN's scaling of rotary position embeddings. None: not scaled in this way."""
     qk_norm: bool = False
     """True: query and key heads are normalised before rotation, as in Qwen3."""
     query_rank: int = 0

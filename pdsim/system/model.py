@@ -47,9 +47,10 @@ class GroupedQueryAttention:
     head_dim: int
     """Width of a query or key head."""
     num_window_layers: int = 0
-    """Number of layers that attend only to the last window_tokens tokens. These layers keep and send only KV of the
-    window."""
+    """Number of layers that attend only to the last window_tokens tokens. has_window_pool tells whether SGLang keeps
+    and sends only KV of the window."""
     window_tokens: int = 0
+    """Size of the sliding window in tokens. Used with num_window_layers only."""
     has_window_pool: bool = True
     """True: SGLang has a pool of its own for layers with a window, and keeps and sends only KV of the window. False: it
     keeps and sends all KV of these layers (0.5.23, configs/model_config.py:2651, is_hybrid_swa_model).

@@ -60,7 +60,7 @@ VALUES = {kind: _values_in(kind) for kind in TYPES.values()}
 PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 LONG = 12
-"""Minimum length of sequences that are written as runs."""
+"""Minimum length of sequences of integers that are written as runs (first integer and length)."""
 _LEAST_MEAN = 4
 """Minimum mean length of runs. Shorter runs would have longer text than their integers."""
 _MOST_IDS = 1 << 24

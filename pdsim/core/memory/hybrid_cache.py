@@ -37,7 +37,7 @@ class StateLimits:
 
 
 class HybridLease(Lease):
-    """A lease that also holds slots for linear-attention states."""
+    """A lease that also holds slots for linear-attention states; a slot holds one state."""
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
         """node: last node of the locked prefix. pages: the prefix's pages. num_slots: number of slots for the request's
