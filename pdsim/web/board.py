@@ -49,8 +49,9 @@ class Board:
     """A scenario whose cluster and load the user chooses on the page."""
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
-        """base: the scenario. work: computes the runs. prices: price of one hour of each GPU, by name. num_requests:
-        number of requests to simulate, unless the user chooses another.
+        """base: the scenario. work: computes the runs. slo: judges the runs until the user chooses another. prices:
+        price of one hour of each GPU, by name. num_requests: number of requests to simulate, unless the user chooses
+        another.
         """
         self._base = base
         self._work = work

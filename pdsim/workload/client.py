@@ -266,7 +266,8 @@ class Clock(Protocol):
 
 class ClientDriver:
     """Sends the requests of a workload as the scenario's client does, an open or a closed loop. A closed loop counts
-    sessions, not single requests.
+    sessions, not single requests. timeline: the clock of the run. streams: random generators. send: called with each
+    request when it is sent.
     """
 
     def __init__(

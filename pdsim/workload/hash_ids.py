@@ -145,7 +145,8 @@ TEXT_BLOCK = 16
 
 class TextBlocks:
     """Makes prompts from texts or token ids. Prompts share equal beginnings, in whole blocks of 16 tokens. The argument
-    `block` of the constructor is the number of units (characters or token ids) that make one such block.
+    `block` of the constructor is the number of units (characters or token ids) that make one such block. streams:
+    yields numbers of new token streams.
     """
 
     def __init__(self, streams: Iterator[int], block: int = TEXT_BLOCK) -> None:

@@ -110,8 +110,8 @@ class Launcher:
         request_id: int | None = None,
         priority: int = 0,
     ) -> Request:
-        """Sends a request. Iterating over the returned Request yields its tokens. request_id: None takes the next free
-        id.
+        """Sends a request. Iterating over the returned Request yields its tokens. prompt_ids: token ids of the prompt.
+        request_id: None takes the next free id. priority: for scheduling policies (QueuedRequest.priority).
         """
         if request_id is None:
             request_id = self._num_requests

@@ -295,6 +295,7 @@ class FittedForm:
     values: dict[str, float]
     """The fitted coefficients in ns, in the order of the form's terms."""
     num_shapes: int
+    """Number of different shapes of the rows."""
     held_out: Floats
     """Relative error of the fit for each row, if the row's shape is held out. Positive: the fit is too high."""
 

@@ -101,6 +101,9 @@ class ServerClient:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
     ) -> None:
+        """url: address of the server. model: the server's name of the model; None: its first. api_key: sent as bearer
+        token; None: none. timeout_s: maximum wait for an answer in s.
+        """
         parts = _address(url)
         self._is_https, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
         self._base = parts.path.rstrip("/").removesuffix("/v1")

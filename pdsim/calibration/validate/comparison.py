@@ -36,6 +36,7 @@ class Counts:
     num_requests: int
     """Number of requests that finished in the real run."""
     transfer_bytes: Count
+    """Bytes that transfers of KV sent, over all requests."""
     descriptors: Count
     prefill_cached_tokens: Count
     """Prompt tokens that prefill's cache had, over all requests."""
@@ -153,7 +154,7 @@ class Comparison:
     name: str
     """Name of the variant."""
     num_requests: int
-    """Number of requests that count in the real run."""
+    """Number of requests that finished in the real run, without warm-up requests."""
     metrics: dict[str, MetricError]
     """Errors by metric. A metric that neither side defines is left out: TPOT, if all requests have one token."""
     stages_ms: dict[str, MetricError]

@@ -14,6 +14,9 @@ class ResultFields:
     """
 
     def __init__(self, found: Any, where: str, path: str = "") -> None:
+        """found: the object. where: name of the file. path: place of the object in the file. Raises ConfigError if
+        `found` is no object.
+        """
         self.where = f"{where}: {path}" if path else where
         if not isinstance(found, dict):
             raise ConfigError(f"{self.where}: expected an object, found {_kind(found)}")

@@ -222,7 +222,9 @@ class Work:
         progress: Progress | None = None,
         slos: Mapping[str, Slo] | None = None,
     ) -> None:
-        """slos: SLOs that judge the results, by name. None: results are not judged."""
+        """engine: computes the runs. progress: called after each run; None: nothing is. slos: SLOs that judge the
+        results, by name. None: results are not judged.
+        """
         self.store = store
         self._engine = engine
         self._progress = progress

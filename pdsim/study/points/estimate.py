@@ -11,6 +11,7 @@ _CONFIDENCE = 0.95
 
 class Estimate(NamedTuple):
     mean: float
+    """Mean over seeds. For a single run: its value."""
     half_width: float | None
     """Half of the 95 % confidence interval over seeds. For a single run with repetitions: the largest change by chance.
     None: a single run without repetitions.

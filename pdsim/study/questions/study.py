@@ -113,7 +113,9 @@ class Study:
     """The candidates of a question, and the results of those that were run."""
 
     def __init__(self, trials: Trials, options: AskOptions, *, repeats: bool = False) -> None:
-        """repeats: True: the runs of a recorded load are repeated with slightly faster and slower messages."""
+        """trials: simulate the candidates. options: load and SLO of the question. repeats: True: the runs of a recorded
+        load are repeated with slightly faster and slower messages.
+        """
         self.trials = trials
         self._repeats = repeats
         self.base = trials.base

@@ -55,8 +55,8 @@ class RemoteHost:
     def __init__(
         self, name: str, entry: HostEntry, network: Network, channel: Channel, on_exit: Callable[[str, int | str], None]
     ) -> None:
-        """on_exit: called once for each started instance, with the instance and its exit code, or the reason of its
-        loss.
+        """name: name of the host. entry: its address, instances and start command. on_exit: called once for each
+        started instance, with the instance and its exit code, or the reason of its loss.
         """
         self.name = name
         self.clock = ClockOffset()
@@ -232,6 +232,9 @@ def serve_host(*, host: str, launcher: str, **network: str) -> None:
 
 class Agent:
     def __init__(self, host: str, launcher: str, network: Network, folder: Path) -> None:
+        """host: name of this host. launcher: endpoint of the launcher. network: settings for runs on several hosts.
+        folder: for sockets and logbooks.
+        """
         self._host = host
         self._launcher = launcher
         self._network = network

@@ -116,6 +116,7 @@ class Followers:
 
 class _LedRunner(ModelRunner):
     def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Instruction], None]) -> None:
+        """sizes: as for `_arguments`. tell: gives an instruction to the other ranks."""
         super().__init__(model, **_arguments(model, sizes))
         self._tell = tell
 

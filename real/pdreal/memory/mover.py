@@ -70,9 +70,9 @@ class PrefillMover:
         pushes: bool = False,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """buffer_bytes: size of the largest staged cell that is sent to one decode rank. num_buffers: number of staging
-        buffers. pushes: True: kernels write into the pages of decode ranks. states: planes of linear-attention states,
-        [slots, ...] each.
+        """exchange: layouts of both instances. planes: planes of the KV cache. buffer_bytes: size of the largest staged
+        cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True: kernels write into
+        the pages of decode ranks. states: planes of linear-attention states, [slots, ...] each.
         """
         if pushes:
             assert isinstance(transport, MappingTransport)
@@ -244,8 +244,8 @@ class DecodeMover:
         ring_bytes: int = 0,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """planes, states: memory that the transport's `allocate` made. states: planes of linear-attention states.
-        ring_bytes: size of the staging ring; 0: there is none.
+        """exchange: layouts of both instances. planes, states: memory that the transport's `allocate` made. states:
+        planes of linear-attention states. ring_bytes: size of the staging ring; 0: there is none.
         """
         self._exchange = exchange
         self._planes = planes

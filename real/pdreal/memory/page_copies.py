@@ -20,11 +20,14 @@ from pdreal.transports.protocol import Addresses, TransferError
 
 class TorchStaging:
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
+        """planes, page_size: as for `staging_of`."""
         self._planes = [*map(bits_of, planes[0::2]), *map(bits_of, planes[1::2])]
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
-        """Copies the heads of the pages into a cell, uint8 [bytes]."""
+        """Copies the heads of the pages into a cell, uint8 [bytes]. pages: their ids. heads: indices of the KV heads
+        among this rank's.
+        """
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
             torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
@@ -52,6 +55,7 @@ class KernelStaging:
     """
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
+        """planes, page_size: as for `staging_of`."""
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
 
         self._kernels = pdkernels
@@ -65,7 +69,9 @@ class KernelStaging:
         self.launch_scatter(pages, writers, cells).synchronize()
 
     def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a copy of heads of pages into a cell, uint8 [bytes]. Returns the stream on which the copy runs."""
+        """Launches a copy of heads of pages into a cell, uint8 [bytes]. Returns the stream on which the copy runs.
+        pages: their ids. heads: indices of the KV heads among this rank's.
+        """
         self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
         return torch.cuda.current_stream(self._pool.device)
 
@@ -91,7 +97,9 @@ Staging = TorchStaging | KernelStaging
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """Returns the staging copies of a cache. planes: [slots, heads, head_dim] each, K and V of each layer in turn."""
+    """Returns the staging copies of a cache. page_size: number of tokens of a page. planes: [slots, heads, head_dim]
+    each, K and V of each layer in turn.
+    """
     return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
 
 
@@ -99,6 +107,7 @@ class TorchPush:
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
+        """The arguments are those of `push_of`."""
         self.addresses = addresses
         self._page_size = target.page_size
         self._sources = [bits_of(plane)[:, _slice(pair.source_heads)] for plane in planes]
@@ -122,6 +131,7 @@ class KernelPush:
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
+        """The arguments are those of `push_of`."""
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
 
         self.addresses = addresses
@@ -155,7 +165,8 @@ Push = TorchPush | KernelPush
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:
     """Returns the push of a pair of ranks. planes: the source's, [slots, heads, head_dim] each. addresses: where the
-    target's planes are mapped in this process.
+    target's planes are mapped in this process. pair: the two ranks, with the heads that are sent. target: shape of the
+    target's cache.
     """
     made = TorchPush if planes[0].device.type == "cpu" else KernelPush
     return made(planes, addresses, pair, target)

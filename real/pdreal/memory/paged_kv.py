@@ -42,7 +42,8 @@ class PagedKv:
     ) -> None:
         """num_pages: pages of the pool, 1 to num_pages; the scratch page is extra.
 
-        computed_dtype: type in which KV is written and read if the cache is kept in e4m3.
+        planes_per_layer: 2: keys and values; 1: latents. computed_dtype: type in which KV is written and read if the
+        cache is kept in e4m3.
 
         allocate: makes the cache's memory, of the given number of bytes, for example shared with other processes. None:
         torch allocates the memory.

@@ -21,6 +21,7 @@ class Moved(NamedTuple):
     """Pages that a rank has read or written. Start and end are times of the monotonic clock, in ns."""
 
     num_pages: int
+    """Number of pages that were read or written."""
     start_ns: int
     end_ns: int
 
@@ -43,7 +44,9 @@ def page_hashes(sequence: TokenSequence, page_size: int, start_tokens: int, num_
 
 class StoredKv:
     def __init__(self, host: HostKv, store: MooncakeStore, rank: int, *, is_same: bool) -> None:
-        """is_same: True: all ranks of the instance hold the same KV."""
+        """host: memory that holds the pages. store: client of the storage. rank: index of this rank. is_same: True: all
+        ranks of the instance hold the same KV.
+        """
         self._store = store
         self._writes = not is_same or rank == 0
         self._begin = host.memory.data_ptr()

@@ -24,6 +24,7 @@ _SEED = 1
 
 class DraftHead:
     def __init__(self, target: Transformer, source: WeightSource | None = None) -> None:
+        """source: the head's weights. None: random weights."""
         self.target = target
         config, weights = target.config, target.weights
         source = source or RandomWeights(_SEED, target.device)

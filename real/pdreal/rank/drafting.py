@@ -62,6 +62,9 @@ class Drafter:
     """
 
     def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:
+        """num_verified: number of tokens of each row that a step verifies, including its last token.
+        max_running_requests: largest number of sequences that run.
+        """
         target = head.target
         self.head = head
         self.num_verified = num_verified

@@ -78,6 +78,7 @@ class _Sequence:
     num_cached_tokens: int = 0
     """Number of prompt tokens whose KV came from the prefix cache."""
     is_begun: bool = False
+    """True: its prompt has begun to be computed, so num_cached_tokens is known. Stays True after a retraction."""
     first_logprobs: Logprobs | None = None
     """Log probabilities of the first token, if another instance made it."""
 

@@ -53,6 +53,7 @@ class ComputedTokens(NamedTuple):
 
 class RankThreads:
     def __init__(self, loop: AbstractEventLoop, resources: RankResources, forward_limit_ns: int) -> None:
+        """forward_limit_ns: time in ns after which a forward counts as hung."""
         self._loop = loop
         self._forward_limit_ns = forward_limit_ns
         self._runner = resources.runner
@@ -208,6 +209,7 @@ class _UnderWay:
     num_missing: int
     """Number of ranks that have not done the task yet."""
     on_done: Callable[[list[Any], str | None], None]
+    """Called when all ranks have done the task, with their results and the error."""
     results: list[Any] = field(default_factory=list)
     """Results of the ranks that have done the task, in the order in which they ended."""
     error: str | None = None
@@ -222,7 +224,9 @@ class RankGroup:
         followers: Sequence[str],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """fail: called with the error if the instance cannot continue."""
+        """threads: those of this rank. followers: names of the processes of the other ranks. fail: called with the
+        error if the instance cannot continue.
+        """
         self.fail = fail
         self._channel = channel
         self._threads = threads
@@ -295,6 +299,7 @@ class Follower:
     def __init__(
         self, leader: str, channel: Channel, threads: RankThreads, fail: Callable[[BaseException], None]
     ) -> None:
+        """leader: name of the leader's process. fail: called with the error if the rank cannot continue."""
         self._leader = leader
         self._channel = channel
         self._threads = threads

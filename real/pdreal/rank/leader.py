@@ -69,6 +69,9 @@ class Leader:
         fail: Callable[[BaseException], None],
         end_tokens: Sequence[int],
     ) -> None:
+        """fail: called with the error if the instance cannot continue. end_tokens: ids of the tokens that end a
+        sequence.
+        """
         self._spec = spec
         self._timeline = timeline = Timeline(monotonic_ns(), loop)
         self._has_begun = False

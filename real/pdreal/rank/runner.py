@@ -113,13 +113,14 @@ class ModelRunner:
     ) -> None:
         """A GPU captures its decode steps and short forwards here, which takes seconds.
 
-        allocate: makes the cache's memory, of the given number of bytes; None: torch allocates the memory.
-        layer_groups: number of groups of layers whose KV a prefill forward reports before it ends; 0: none.
-        max_running_requests: maximum number of requests of a decode batch; 0: the instance does not decode.
-        num_host_pages: number of pages of host memory behind the cache; 0: there is none. prefills: True: the instance
-        computes prompts. kv_dtype: data type of the KV; None: the model's. records_experts: True: each forward sets
-        expert_counts. drafter: makes and verifies drafts in decode steps; the cache then also has the layer of the
-        draft head. None: no drafts. states: linear-attention states; None: the model has none.
+        num_pages: number of pages of the KV pool. page_size: number of tokens of a page. allocate: makes the cache's
+        memory, of the given number of bytes; None: torch allocates the memory. layer_groups: number of groups of layers
+        whose KV a prefill forward reports before it ends; 0: none. max_running_requests: maximum number of requests of
+        a decode batch; 0: the instance does not decode. num_host_pages: number of pages of host memory behind the
+        cache; 0: there is none. prefills: True: the instance computes prompts. kv_dtype: data type of the KV; None: the
+        model's. records_experts: True: each forward sets expert_counts. drafter: makes and verifies drafts in decode
+        steps; the cache then also has the layer of the draft head. None: no drafts. states: linear-attention states;
+        None: the model has none.
         """
         self.model = model
         self.kv = PagedKv(

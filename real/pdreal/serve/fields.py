@@ -28,6 +28,7 @@ class Fields:
     """
 
     def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
+        """values: the object. prefix: path of the object in the body, for messages."""
         self._values = values
         self._prefix = prefix
 

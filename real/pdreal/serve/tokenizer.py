@@ -71,7 +71,9 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns the tokens of an answer into text as they arrive. One character may take several tokens."""
+    """Turns the tokens of an answer into text as they arrive. One character may take several tokens. decode: returns
+    the text of token ids.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode

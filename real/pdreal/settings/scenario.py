@@ -63,7 +63,7 @@ class Room(NamedTuple):
         return _FIELDS_BYTES + _TOKEN_BYTES * self.prompt_tokens
 
     def check(self, num_prompt_tokens: int, max_tokens: int) -> None:
-        """Raises RefusedError for a request that does not fit."""
+        """Raises RefusedError for a request that does not fit. max_tokens: maximum number of output tokens."""
         paged = -(-num_prompt_tokens // self.page_size) * self.page_size
         if num_prompt_tokens > self.prompt_tokens or paged + max_tokens > self.total_tokens:
             raise RefusedError(

@@ -46,8 +46,8 @@ _DONE, _RUNNING = 1, 0
 
 class MooncakeTransport:
     def __init__(self, kind: Kind, device: torch.device, address: str = LOOPBACK) -> None:
-        """address: where peers reach this host. Raises UnavailableError if the engine cannot be loaded, or uses another
-        transport than the requested one.
+        """kind: transport that the engine is to use. address: where peers reach this host. Raises UnavailableError if
+        the engine cannot be loaded, or uses another transport than the requested one.
         """
         _choose(kind)
         module = load_engine(("mooncake.engine",), wheel_for(device))

@@ -85,6 +85,7 @@ class PullClient:
     """Sends requests to one receiver. Each thread has its own connection, made at its first request."""
 
     def __init__(self, name: str, description: Any) -> None:
+        """name: of the receiver's socket (PullServer.name). description: of this sender's memory, as plain JSON."""
         self._name = name
         self._description = description
         self._threads = threading.local()
