@@ -1,7 +1,8 @@
 """Stages of requests, measured and simulated: python experiments/sglang-stamps-h200/stages.py
 
 Prints what forwards took on an idle GPU and behind another forward; then, for each machine, mean times of the stages
-of each load's requests, by the server's stamps and by simulations, and what the prefill loop did in its iterations.
+of each load's requests, by the server's stamps and by simulations, and what the prefill loop did in its iterations;
+then the first loads of a server that has to compile kernels.
 """
 
 from collections.abc import Sequence
@@ -65,6 +66,8 @@ SECOND = Machine(
         "front_end={kind: sglang_gateway, service_per_token: 1.77 us, latency_in: 2 ms, stall: 42.6 ms}",
     ),
 )
+LIFE_S = {"the first load": (17.5, 21), "fp8_hi": (21, np.inf)}
+"""Parts of the loads of fp8_life, by the times in s between which their requests are sent."""
 IDLE_MS = 0.3
 LENGTHS = (300, 600, 900, 1300, 2000)
 STAGES = ("until the GPU begins", "forward", "until decode has its KV", "until the first token")
@@ -99,8 +102,8 @@ def measured(load: str, machine: Machine = FIRST) -> Floats:
     return np.array([times(begin, end) for begin, end in pairwise(stamps)])
 
 
-def records(load: str, knows: str, machine: Machine = FIRST) -> Sequence[RequestRecord]:
-    """The simulated requests of a load. knows: a key of machine.knows."""
+def records(load: str, knows: str, machine: Machine = FIRST, cold: str = "") -> Sequence[RequestRecord]:
+    """The simulated requests of a load. knows: a key of machine.knows. cold: further settings of the cost."""
     dtype = load.partition("_")[0]
     changes = [f"workload.path={machine.data.name}/requests_{load}.csv.gz", *(BF16 if dtype == "bf16" else ())]
     changes += [ONE_CLIENT] if load.endswith("singles") else []
@@ -109,7 +112,7 @@ def records(load: str, knows: str, machine: Machine = FIRST) -> Sequence[Request
         path = Path(folder) / "profile.yaml"
         made = calibrate(read_rows(rows_of(dtype, knows, machine, Path(folder))))
         write_yaml(profile_of(made, load, ""), path)
-        scenario = load_scenario(HERE / "scenario.yaml", (*changes, f"cost={{profile: {path}}}"))
+        scenario = load_scenario(HERE / "scenario.yaml", (*changes, f"cost={{profile: {path}{cold}}}"))
         return simulate(scenario).records.requests
 
 
@@ -213,6 +216,34 @@ def report_speed(machine: Machine) -> None:
             print(f"| | {name} | {own_ms:.2f} ms | {error(own_ms, tpot_ms)} | {own:,.0f} | {error(own, speed)} |")
 
 
+def report_cold() -> None:
+    """Prints the first loads of a server of the second machine, and what they miss without the compiled kernels."""
+    sent_s = table("requests_fp8_life", SECOND).columns["arrival_s"]
+    real = measured("fp8_life", SECOND)
+    colds = {
+        "warm": "",
+        "cold, its own times": f", cold_kernels: {compiles('second')}",
+        "cold, the third machine's times": f", cold_kernels: {compiles('third')}",
+    }
+    found = {name: stages_of(records("fp8_life", "loop", SECOND, cold)) for name, cold in colds.items()}
+    print(f"\n{HEADER}")
+    for part, (since_s, until_s) in LIFE_S.items():
+        chosen = (sent_s >= since_s) & (sent_s < until_s)
+        times_ms = real[:, chosen].mean(axis=1)
+        print(row(part, "measured", times_ms, ""))
+        for name, stages in found.items():
+            means_ms = stages[:, chosen].mean(axis=1)
+            print(row("", name, means_ms, error(means_ms.sum(), times_ms.sum())))
+
+
+def compiles(machine: str) -> str:
+    """The setting cold_kernels by the mean times of a machine's compiles."""
+    with (FIRST.data / "compiles.csv").open() as file:
+        rows = [one for one in DictReader(file) if one["machine"] == machine]
+    times = {role: [float(one["time_ms"]) for one in rows if one["role"] == role] for role in ("prefill", "decode")}
+    return f"{{{', '.join(f'{role}: {fmean(times_ms):.0f} ms' for role, times_ms in times.items())}}}"
+
+
 def measured_speed(load: str, machine: Machine) -> tuple[float, float]:
     """Mean TPOT in ms, and output tokens/s."""
     times = table(f"requests_{load}", machine)
@@ -234,3 +265,4 @@ if __name__ == "__main__":
         report_stages(machine)
         report_loop(machine)
     report_speed(SECOND)
+    report_cold()

@@ -52,6 +52,10 @@ class EngineRules:
     masks_empty_rows: bool = True
     """A CUDA graph may have more rows than the batch has tokens. True: if each GPU holds whole experts (expert
     parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell."""
+    num_allocation_kernels: int = 1
+    """Number of variants of a kernel that allocates pages, for each power of two of the requests. SGLang 0.5.12 has one
+    for each alignment of the list of free pages (mem_cache/allocator.py:434); 0.5.23 has one
+    (kernels/ops/memory/allocator.py:115)."""
     caches_unseen: bool = False
     """Outputs are unseen while the scheduler does not know their tokens. True: if a request leaves the batch before its
     end, the prefix cache keeps whole pages of its unseen outputs, and the request finds these pages when it resumes.
@@ -73,6 +77,7 @@ SGLANG_0_5_12 = EngineRules(
     keeps_ranks=True,
     keeps_aborted_places=True,
     masks_empty_rows=False,
+    num_allocation_kernels=2,
 )
 VLLM_0_33 = replace(
     SGLANG_0_5_23,

@@ -7,10 +7,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from pdsim.core.messages import PrefillStep
-from pdsim.cost.gathers import NO_GATHERS, Collectives
+from pdsim.cost.collectives import NO_GATHERS, AllReduces, Collectives, LayerSums, Nccl, RankSums
 from pdsim.cost.host_traffic import host_traffic
 from pdsim.cost.model import DecodeLine, Terms, tiled, window_pairs
-from pdsim.cost.reductions import AllReduces, LayerSums, Nccl, RankSums
 from pdsim.system.memory import Layout
 from pdsim.system.model import Experts, ModelSpec
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from pdsim.cost.affine import AffineModel, TableModel
 from pdsim.cost.aiconfigurator import AiConfiguratorModel, compiled_engine
+from pdsim.cost.collectives import Collective, Nccl
 from pdsim.cost.kernels import RING, beyond_tables, kinds, products, reached, spread, tile_tokens
 from pdsim.cost.model import CostModel
-from pdsim.cost.reductions import Collective, Nccl
 from pdsim.cost.roofline import RooflineModel
 from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout

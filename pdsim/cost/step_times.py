@@ -4,12 +4,13 @@ that holds the batch. Host work follows.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import field
 from math import ceil
 from typing import NamedTuple
 
 from pdsim.core.messages import DecodeStep, HiSparseStep, MixedStep, PrefillStep
+from pdsim.cost.cold_server import ColdServer
 from pdsim.cost.copies import end_behind_load
 from pdsim.cost.drafts import DraftTimes
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
@@ -214,11 +215,8 @@ class StepTimes:
     """Reads by KV transfers, which prolong forwards. None: transfers do not prolong forwards."""
     swaps: SwapCosts | None = None
     """Copies of KV that decode steps with HiSparse wait for. None: all KV is on the GPU."""
-    cold_start: Mapping[int, int] = field(default_factory=dict)
-    """Stalls of decode steps after a cold start, in ns. Keys: number of the step that stalls. Only steps with several
-    requests count; the first such step since the start has number 1."""
-    _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
-    """Number of decode steps with several requests since the last start, for cold_start."""
+    cold: ColdServer | None = None
+    """Stalls after a cold start. None: the instance is warm."""
     lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
     """Durations that `decode_line` has computed, by number of requests."""
 
@@ -296,24 +294,10 @@ class StepTimes:
         line = self.decode.decode_line(computed, expert_tokens)
         return self._around(num_requests, line, expert_tokens / computed)
 
-    def next_stall(self, num_requests: int) -> tuple[int, int]:
-        """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns (0:
-        none follows).
-        """
-        if num_requests > 1:
-            for ordinal in sorted(self.cold_start):
-                if ordinal > self._num_shared_steps:
-                    return ordinal - self._num_shared_steps - 1, self.cold_start[ordinal]
-        return _FOREVER, 0
-
-    def count_steps(self, num_requests: int, num_steps: int) -> None:
-        """Counts num_steps ended decode steps of num_requests requests."""
-        if num_requests > 1:
-            self._num_shared_steps += num_steps
-
     def restart(self) -> None:
-        """Begins to count decode steps again, because the instance has restarted."""
-        self._num_shared_steps = 0
+        """Makes the instance cold again if it can be cold, because it has restarted."""
+        if self.cold is not None:
+            self.cold.restart()
 
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
         """Returns the duration of a whole decode step, as a line over the KV tokens that the batch reads.

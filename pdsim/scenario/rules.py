@@ -204,6 +204,7 @@ def _of_stages(scenario: "Scenario") -> str:
     beside = {
         f"{role}.host_cache_connector lmcache": _is_lmcache(servers),
         "cost.cold_start": bool(scenario.cost.cold_start),
+        "cost.cold_kernels": scenario.cost.cold_kernels is not None,
     }
     if scenario.decode is not None:
         beside["decode.polling_interval"] = scenario.decode.polling_interval > 1
@@ -315,6 +316,23 @@ def _of_costs(scenario: "Scenario") -> str:
     return "; ".join(f"cost.{role}: {what}" for role in empty)
 
 
+def _of_cold_kernels(scenario: "Scenario") -> str:
+    if scenario.cost.cold_kernels is None:
+        return ""
+    if scenario.engine != "sglang":
+        return "cost.cold_kernels: vLLM allocates pages without a kernel (0.33.0, v1/core/block_pool.py); leave it out"
+    if scenario.page_size == 1:
+        return (
+            "cost.cold_kernels: SGLang allocates pages of one token without a kernel "
+            "(0.5.23, mem_cache/allocator/token.py); leave it out, or give page_size"
+        )
+    beside = {
+        "aggregated.mixed_chunk": scenario.aggregated is not None and scenario.aggregated.mixed_chunk,
+        "drafts": scenario.acceptance is not None,
+    }
+    return _not_modelled("cost.cold_kernels", beside)
+
+
 RULES: tuple[Callable[["Scenario"], str], ...] = (
     of_its_engine,
     of_its_release,
@@ -333,5 +351,6 @@ RULES: tuple[Callable[["Scenario"], str], ...] = (
     _of_elastic_clusters,
     _of_roles,
     _of_costs,
+    _of_cold_kernels,
 )
 """Checks of a scenario. Each returns a message if the scenario breaks its rule. Only the first message is reported."""

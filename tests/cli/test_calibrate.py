@@ -118,7 +118,7 @@ def test_wrong_rows_are_one_message(capsys, folder, arguments, message):
         ("network.transport=mooncake-rdma", "has no transport 'mooncake-rdma'"),
         (
             "cost.eager_layer=0",
-            "profile cannot be combined with eager_layer, only with host and cold_start",
+            "profile cannot be combined with eager_layer, only with host, cold_start and cold_kernels",
         ),
         ("cost.host=2", "host: expected a section, {name: value}, found 2"),
     ],

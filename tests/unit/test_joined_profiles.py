@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdsim.scenario.loading import parse_scenario
-from pdsim.scenario.yaml_file import ConfigError
+from pdsim.scenario.yaml_file import ConfigError, read_yaml, write_yaml
 from pdsim.sim.simulation import simulate
 
 PROFILES = Path(__file__).parent.parent.parent / "experiments"
@@ -38,6 +38,18 @@ def test_each_role_has_the_times_of_its_own_machine():
     assert (joined.prefill, joined.decode) == (fast.prefill, slow.decode)
     assert (joined.host.start, joined.graph_sizes) == (fast.host.start, slow.graph_sizes)
     assert joined == scenario({**profile(H200), "decode": profile(H100)}, decode="h100").cost
+
+
+def test_each_role_compiles_as_its_own_machine(tmp_path):
+    for name, prefill, decode in (("one", "200 ms", "66 ms"), ("other", "249 ms", "87 ms")):
+        of_all = read_yaml(PROFILES / H200)
+        of_all["cost"]["cold_kernels"] = {"prefill": prefill, "decode": decode}
+        write_yaml(of_all, tmp_path / f"{name}.yaml")
+    roles = {"prefill": profile(tmp_path / "one.yaml"), "decode": profile(tmp_path / "other.yaml")}
+    kernels = scenario(roles, page_size=64).cost.cold_kernels
+    assert (kernels.prefill, kernels.decode) == (200_000_000, 87_000_000)
+    kernels = scenario({**roles, "cold_kernels": {"decode": "90 ms"}}, page_size=64).cost.cold_kernels
+    assert (kernels.prefill, kernels.decode) == (200_000_000, 90_000_000)
 
 
 def test_a_mixed_cluster_is_measured_where_both_of_its_machines_were():

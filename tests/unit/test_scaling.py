@@ -195,6 +195,7 @@ def test_sections_that_are_not_scaled_are_kept(tmp_path):
         "attention_merge": "2 us",
         "encode_factor": 1.5,
         "cold_start": {2: "284 ms"},
+        "cold_kernels": {"prefill": "200 ms", "decode": "66 ms"},
         "measured": {"decode_batch": [1, 128]},
     }
     front_end = {"service": "1 ms"}

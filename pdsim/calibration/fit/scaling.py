@@ -61,6 +61,7 @@ _KEPT = (
     "eager_layer",
     "encode_factor",
     "cold_start",
+    "cold_kernels",
 )
 """Fields of a profile's cost that are not scaled."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")

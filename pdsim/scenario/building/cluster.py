@@ -8,6 +8,7 @@ from pdsim.core.autoscaler import Autoscaler
 from pdsim.core.health import HealthMonitor
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.routing.router import Router
+from pdsim.cost.cold_server import ColdServer
 from pdsim.cost.copies import HostCopies, StorageCosts
 from pdsim.cost.kernels import is_blackwell
 from pdsim.cost.step_times import (
@@ -37,7 +38,7 @@ from pdsim.scenario.building.machines import (
 from pdsim.scenario.building.room import check_requests, require_room_for_run
 from pdsim.scenario.building.sizing import attention_waves, host_caches, layout_of, resolve, roles
 from pdsim.scenario.schema import Scenario
-from pdsim.scenario.sections.cost import HostSettings
+from pdsim.scenario.sections.cost import ColdKernels, HostSettings
 from pdsim.scenario.sections.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.scenario.sections.servers import DecodingSettings
@@ -191,13 +192,14 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
     """The step times of one instance of this role. An aggregated instance has times of prefill forwards and of decode
     steps.
     """
-    cost, host, settings, layout = scenario.cost, scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
+    host, settings, layout = scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
+    cold = _cold_server(scenario)
     prefill = prefill_model(scenario, role)
     if not isinstance(settings, DecodingSettings):
         slows_prefill = wiring.transport(scenario).slows_prefill
         kv_reads = KvReads(slows_prefill) if slows_prefill else None
         drafting = Drafting(model=draft_times(scenario, role))
-        return StepTimes(prefill=prefill, decode=prefill, drafting=drafting, kv_reads=kv_reads)
+        return StepTimes(prefill=prefill, decode=prefill, drafting=drafting, kv_reads=kv_reads, cold=cold)
     measured_ns = settings.speculative_drafting or 0
     drafting = Drafting(settings.num_verified_tokens, measured_ns, draft_times(scenario, role))
     return StepTimes(
@@ -207,10 +209,25 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         graphs=_graphs(scenario, settings, layout),
         waves=attention_waves(scenario, role),
         swaps=wiring.swaps(scenario, role),
-        cold_start=cost.cold_start,
+        cold=cold,
         host_overhead=DecodeHostOverhead(
             *(host.slowdown * time_ns for time_ns in (host.decode_step, host.decode_request, host.decode_prefill))
         ),
+    )
+
+
+def _cold_server(scenario: Scenario) -> ColdServer | None:
+    """The stalls of an instance that starts cold. None: it starts warm."""
+    cost, kernels = scenario.cost, scenario.cost.cold_kernels
+    if not cost.cold_start and kernels is None:
+        return None
+    kernels = kernels or ColdKernels()
+    return ColdServer(
+        steps=cost.cold_start,
+        prefill_kernel_ns=kernels.prefill,
+        decode_kernel_ns=kernels.decode,
+        num_variants=scenario.engine_rules.num_allocation_kernels,
+        page_size=scenario.page_size,
     )
 
 

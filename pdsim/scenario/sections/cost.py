@@ -224,6 +224,17 @@ class HostSettings(Section):
         return self.model_copy(update={**times, "slowdown": 1})
 
 
+class ColdKernels(Section):
+    """Time to compile one kernel that allocates pages. SGLang compiles such kernels while it serves: one for each power
+    of two of the requests, and two in 0.5.12.
+    """
+
+    prefill: Duration = 0
+    """Time for a kernel of prefill forwards. Powers of two: of the number of prompts."""
+    decode: Duration = 0
+    """Time for a kernel of decode steps. Powers of two: of the number of requests."""
+
+
 class CostChoice(Section):
     """Times of steps. `cost: X` sets the cost model of both roles; `cost: {profile: FILE}` reads fitted settings."""
 
@@ -269,6 +280,10 @@ class CostChoice(Section):
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
     """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
     0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
+    """
+    cold_kernels: ColdKernels | None = None
+    """Time to compile kernels that allocate pages, on servers whose Triton cache is empty. SGLang 0.5.12 on H200:
+    `{prefill: 190 ms, decode: 67 ms}` (experiments/sglang-stamps-h200). None: the cache has the kernels.
     """
     measured: MeasuredSettings | None = None
     """Setup and step sizes that the times were measured on. None: no warnings about other sizes."""

@@ -24,8 +24,9 @@ from pdsim.scenario.sections.fields import base_folder
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.workload.trace_file import InputNote
 
-_BESIDE = ("host", "cold_start")
+_BESIDE = ("host", "cold_start", "cold_kernels")
 """Sections of a profile's cost that a scenario may also give, to change them."""
+_BESIDE_TEXT = f"{', '.join(_BESIDE[:-1])} and {_BESIDE[-1]}"
 _NO_MODEL = (*_BESIDE, "measured")
 """Sections of a profile's cost that are not settings of its cost model."""
 _OF_ROLE = {
@@ -93,7 +94,7 @@ _Section = tuple[dict[str, Any], str, bool]
 
 def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
     if not isinstance(cost, dict) or any(section not in _BESIDE for section in cost):
-        raise ValueError(f"profile: cost is given too; leave one out, or keep only {' and '.join(_BESIDE)} in cost")
+        raise ValueError(f"profile: cost is given too; leave one out, or keep only {_BESIDE_TEXT} in cost")
     if "" in files:
         return {"profile": files[""], **cost}
     return {**{role: {"profile": file} for role, file in files.items()}, **cost}
@@ -133,7 +134,7 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
         if section in _BESIDE and not isinstance(changes, dict):
             raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
     if any(section not in _BESIDE for section in beside):
-        raise ValueError(f"profile cannot be combined with {', '.join(beside)}, only with {' and '.join(_BESIDE)}")
+        raise ValueError(f"profile cannot be combined with {', '.join(beside)}, only with {_BESIDE_TEXT}")
     cost = read_profile(path)["cost"]
     changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
@@ -160,10 +161,13 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
         for name, time in times.items()
         if (name in _HOST_OF_DECODE) == (role == "decode")
     }
+    kernels = {role: its[role] for role, cost in costs.items() if role in (its := cost.get("cold_kernels") or {})}
     beside = {
         "host": {**host, **given.pop("host", {})},
         "measured": {**_measured(costs), **given.pop("measured", {})},
     }
+    if kernels := {**kernels, **given.pop("cold_kernels", {})}:
+        beside["cold_kernels"] = kernels
     return {**given, **found, **beside}
 
 

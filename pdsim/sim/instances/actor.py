@@ -385,7 +385,7 @@ class Actor(Driver):
     # Prefill.
 
     def _begin_prefill(self, step: m.PrefillStep) -> None:
-        start_ns = self._prefill_start_ns()
+        start_ns = self._prefill_start_ns(step)
         if self._staged is not None:
             start_ns = max(start_ns, self._stage_free_ns[0])
         duration_ns = self._forward_ns(step, start_ns)
@@ -397,8 +397,12 @@ class Actor(Driver):
             self._run_prefill(step, start_ns, end_ns, self._stage_free_ns[0] - start_ns)
             self._gpu_free_ns = self._stage_free_ns[0]
 
-    def _prefill_start_ns(self) -> int:
-        start_ns = max(self._timeline.now_ns + self._host.settings.start, self._gpu_free_ns)
+    def _prefill_start_ns(self, step: m.PrefillStep) -> int:
+        begin_ns = self._timeline.now_ns
+        if self._cost.cold is not None and (stall_ns := self._cost.cold.forward_stall_ns(step)):
+            self._host.work(stall_ns)
+            begin_ns += stall_ns
+        start_ns = max(begin_ns + self._host.settings.start, self._gpu_free_ns)
         return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
 
     def _forward_end_ns(self, start_ns: int, duration_ns: int) -> int:

@@ -9,6 +9,7 @@ from simpy.events import EventPriority
 
 from pdsim.core.messages import DecodeStep, PrefillStep, Result, StepResult, Verified
 from pdsim.core.sequence import Spans
+from pdsim.cost.cold_server import ColdServer
 from pdsim.cost.model import FRACTION_BITS, STANDING, DecodeLine
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
@@ -261,8 +262,8 @@ class DecodeRun:
         self._end: Alarm | None = None
         self._prompts: PrefillStep | None = None
         """Chunks of prompts that the present step also computes. None: the step only decodes."""
-        self._warms_up = False
-        """True: the steps of this run count for StepTimes.cold_start."""
+        self._cold: ColdServer | None = None
+        """Counts the steps of this run. None: the instance is warm, or the run is a single step."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns
@@ -270,9 +271,9 @@ class DecodeRun:
         if self._cost.swaps is not None:
             line = self._cost.with_swaps(line, step)
         most_steps = step.max_steps
-        self._warms_up = bool(self._cost.cold_start)
-        if self._warms_up:
-            num_before, stall_ns = self._cost.next_stall(step.num_requests)
+        self._cold = cold = self._cost.cold
+        if cold is not None:
+            num_before, stall_ns = cold.next_stall(step.num_requests)
             most_steps = min(most_steps, max(1, num_before))
             line = line if num_before else line.later(stall_ns)
         self._clock.begin(line, step)
@@ -285,7 +286,7 @@ class DecodeRun:
         """
         self._start_ns = start_ns
         self._prompts = prompts
-        self._warms_up = False
+        self._cold = None
         self._clock.begin(STANDING.later(duration_ns), step)
         self._executor.begin(step)
         self._end_after(step, 1)
@@ -331,8 +332,8 @@ class DecodeRun:
             result = StepResult(1, (*result.ended, *self._executor.prefill(prompts).ended))
         self._record(step, num_steps, duration_ns, verified)
         self._clock.finish(num_steps)
-        if self._warms_up:
-            self._cost.count_steps(step.num_requests, num_steps)
+        if self._cold is not None:
+            self._cold.count_steps(step.num_requests, num_steps)
         self._on_result(result)
 
     def _record(self, step: DecodeStep, num_steps: int, duration_ns: int, verified: Verified | None) -> None:

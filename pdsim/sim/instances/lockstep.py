@@ -63,7 +63,7 @@ class Rank(Actor):
     def ready_ns(self, step: Step) -> int:
         """Earliest time in ns at which the rank's step can begin."""
         if isinstance(step, PrefillStep):
-            return self._prefill_start_ns()
+            return self._prefill_start_ns(step)
         return self._decode_start_ns()
 
     def num_tokens(self, step: Step) -> int:
@@ -96,9 +96,11 @@ class Rank(Actor):
             return self._cost.mixed_ns(step, start_ns, expert_tokens)
         clock = DecodeClock()
         line = self._cost.with_swaps(self._cost.shared_line(step.num_requests, expert_tokens), step)
-        num_before, stall_ns = self._cost.next_stall(step.num_requests)
-        self._cost.count_steps(step.num_requests, 1)
-        clock.begin(line if num_before else line.later(stall_ns), step)
+        if (cold := self._cost.cold) is not None:
+            num_before, stall_ns = cold.next_stall(step.num_requests)
+            cold.count_steps(step.num_requests, 1)
+            line = line if num_before else line.later(stall_ns)
+        clock.begin(line, step)
         return max(1, clock.first_ns)
 
     def run(self, step: Step, start_ns: int, end_ns: int) -> None:
