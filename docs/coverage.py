@@ -2,11 +2,12 @@
 
 # ruff: noqa: INP001, T201  a script
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from docs.accuracy import BLIND, EXPERIMENTS, KNOWN, METRICS, Number
 from docs.signs import VERDICTS, counted
+from docs.widths import COLUMNS, widths
 from pdsim.calibration.validate.case import find_cases
 from pdsim.metrics.summary_rows import table_of_markdown
 
@@ -14,6 +15,10 @@ LIGHT = 8
 """A closed loop is a light load if it has at most this number of clients."""
 ASKED_LIGHT = 0.25
 """Largest accepted median of TTFT's relative errors under light loads."""
+LEAST_GROUP = 8
+"""Smallest number of measured values by which a group of servers or loads is judged."""
+ASKED_GROUP = 0.7
+"""Share of a group's values that should be inside their ranges."""
 
 
 def coverage_by(found: Sequence[Number], field: str) -> list[list[str]]:
@@ -45,6 +50,44 @@ def on_gpus(found: Sequence[Number]) -> list[list[str]]:
     return [[*group, *_inside([one for one in found if (one.known, one.metric) == group])] for group in groups]
 
 
+def missed_groups(found: Sequence[Number]) -> Iterator[list[str]]:
+    """Rows of a table, one for each group with at least LEAST_GROUP values of a metric, of which fewer than ASKED_GROUP
+    are inside their ranges: what the values have in common, known, metric, and cells as on_gpus has them, with the
+    median error.
+    """
+    for known in BLIND:
+        for metric in METRICS:
+            kept = [one for one in found if (one.known, one.metric) == (known, metric)]
+            for value in sorted({of(one) for of in GROUPS for one in kept}):
+                group = [one for one in kept if value in {of(one) for of in GROUPS}]
+                if len(group) >= LEAST_GROUP and sum(one.is_inside for one in group) < ASKED_GROUP * len(group):
+                    yield [value, known, metric, *_inside(group), f"{median(one.error for one in group):+.0%}"]
+
+
+def _layout(number: Number) -> str:
+    if "DP" in number.layout:
+        return "data-parallel attention"
+    return "prefill and decode servers" if "P TP" in number.layout else "aggregated servers"
+
+
+def _load(number: Number) -> str:
+    clients = _num_clients(number)
+    if clients < float("inf"):
+        return f"at most {LIGHT} clients" if clients <= LIGHT else f"more than {LIGHT} clients"
+    return "open loop"
+
+
+GROUPS: Sequence[Callable[[Number], str]] = (
+    lambda one: one.engine.partition(" ")[0],
+    lambda one: one.gpu,
+    lambda one: one.model,
+    lambda one: one.study,
+    _layout,
+    _load,
+)
+"""Functions that return what a number has in common with others."""
+
+
 def light_loads(found: Sequence[Number]) -> Iterator[list[str]]:
     """Rows of a table, one for each engine and front end: number of arms with light loads, and median of TTFT's
     absolute errors for each kind of row.
@@ -73,6 +116,10 @@ def _num_clients(number: Number) -> float:
 def print_coverage(found: Sequence[Number]) -> None:
     columns = ["metric", "numbers", "inside the range", "half its width"]
     print(table_of_markdown(["known", *columns], on_gpus(found)))
+    print("\nWidths by the rule, as shares of the present width:\n")
+    print(table_of_markdown(COLUMNS, widths(found)))
+    print(f"\nGroups of at least {LEAST_GROUP} numbers, of which less than {ASKED_GROUP:.0%} are inside:\n")
+    print(table_of_markdown(["group", "known", *columns, "median error"], [*missed_groups(found)]))
     for field in ("study", "gpu", "engine"):
         print(f"\nWithout kernels of the GPU:\n\n{table_of_markdown([field, *columns], coverage_by(found, field))}")
     print(f"\nMedian error of TTFT with at most {LIGHT} clients:\n")

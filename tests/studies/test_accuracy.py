@@ -1,11 +1,16 @@
 """The table of accuracy: a sample of it is what simulations say now, and has not become worse."""
 
+from dataclasses import replace
+from math import log
+from statistics import fmean
+
 import pytest
 
 from docs.accuracy import (
     BLIND,
     EXPERIMENTS,
     KNOWN,
+    METRICS,
     README,
     Number,
     coverage,
@@ -13,9 +18,11 @@ from docs.accuracy import (
     numbers,
     read,
 )
-from docs.coverage import coverage_by, light_loads, on_gpus
+from docs.coverage import ASKED_GROUP, LEAST_GROUP, coverage_by, light_loads, missed_groups, on_gpus
 from docs.signs import RULES, counted, holds_at_both_ends, ranges_are_apart, signs
+from docs.widths import HELD, STEP, chosen, halves, left_out, needed, widths
 from pdsim.calibration.validate.case import find_cases
+from pdsim.cost.settings import KERNELS_SPREAD
 
 SAMPLE = {
     "accelmark-a100": ("online-5",),
@@ -78,6 +85,49 @@ def test_coverage_of_measured_and_unmeasured_gpus_is_that_of_all_numbers():
     rows = on_gpus(found)
     assert sum(int(row[2]) for row in rows) == sum(one.known in BLIND for one in found)
     assert [row[1:] for row in rows[3:]] == [row[1:] for row in coverage_by(found, "known")]
+
+
+def ranged() -> list[Number]:
+    return [one for one in read() if one.known in BLIND]
+
+
+def test_a_value_inside_its_range_needs_at_most_the_present_width():
+    assert all((needed(one) <= 1 + 1e-9) == one.is_inside for one in ranged())
+
+
+def test_the_chosen_width_is_the_smallest_that_holds_enough():
+    for metric in METRICS:
+        group = [one for one in ranged() if one.metric == metric]
+        held = [sum(needed(one) <= width for one in group) for width in (chosen(group) - STEP, chosen(group))]
+        assert held[0] < HELD * len(group) <= held[1]
+
+
+def test_halves_share_no_study():
+    first, second = halves(ranged())
+    assert sorted(map(identity, first + second)) == sorted(map(identity, ranged()))
+    assert not {one.study for one in first} & {one.study for one in second}
+
+
+def test_a_source_that_is_like_the_others_is_held_as_they_are():
+    group = [one for one in ranged() if one.metric == "TTFT"]
+    twins = [*group, *(replace(one, study="a twin") for one in group)]
+    inside = sum(needed(one) <= chosen(group) for one in group) / len(group)
+    assert left_out(twins, lambda one: str(one.study == "a twin")) == pytest.approx(inside)
+
+
+def test_the_width_of_ranges_is_the_smallest_by_the_rule():
+    """Else: another KERNELS_SPREAD and make accuracy."""
+    asked = max(float(row[3]) for row in widths(read()))
+    assert log(KERNELS_SPREAD - 0.05) / log(KERNELS_SPREAD) < asked <= 1
+
+
+def test_missed_groups_are_large_and_have_few_values_inside():
+    groups: dict[tuple[str, str, str], list[bool]] = {}
+    for one in ranged():
+        groups.setdefault((one.study, one.known, one.metric), []).append(one.is_inside)
+    missed = {name for name, inside in groups.items() if len(inside) >= LEAST_GROUP and fmean(inside) < ASKED_GROUP}
+    assert missed
+    assert {tuple(row[:3]) for row in missed_groups(read()) if row[0] in {one.study for one in ranged()}} == missed
 
 
 def test_light_loads_are_those_of_few_clients():
