@@ -10,9 +10,8 @@ from typing import Any
 
 from pdsim.core.aggregated_instance import AggregatedInstance
 from pdsim.core.decode.decode_instance import DecodeInstance
-from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
+from pdsim.core.encode.divided_requests import DividedRequests
 from pdsim.core.encode.encode_instance import EncodeInstance
-from pdsim.core.encode.encoding_proxy import EncodingProxy
 from pdsim.core.memory.hisparse_cache import BufferedLease, HiSparseCache
 from pdsim.core.memory.host_cache import HostCache, Prefetcher
 from pdsim.core.memory.hybrid_cache import HybridKvCache, HybridLease
@@ -77,7 +76,7 @@ def check_all_idle(machines: Iterable[Any]) -> None:
             _require(machine.ring.num_live_bytes == 0, "LEAK-5", "ring bytes", machine.ring.num_live_bytes, machine)
         elif isinstance(machine, EncodeInstance | VllmEncodeInstance):
             _require(not machine.waiting_for(), "LEAK-8", "media in an encode instance", machine.waiting, machine)
-        elif isinstance(machine, EmbeddingReceiver | EncodingProxy):
+        elif isinstance(machine, DividedRequests):
             _require(not machine.waiting, "LEAK-8", "requests without embeddings", machine.waiting, machine.instance_id)
         elif isinstance(machine, Router):
             _require(not machine.live, "LEAK-6", "requests in the router", machine.live, machine)

@@ -1,9 +1,5 @@
-"""The part of a language server that gives images and audio clips to encode instances, and keeps a request until all
-its embeddings have arrived.
-
-state     meaning                                    left by
-waiting   encode instances have the media            EmbeddingsArrived for each part -> the request joins the queue
-                                                     Cancel, Abort -> the request is forgotten
+"""The part of a language server that gives images and audio clips to encode instances, and keeps a request until
+EmbeddingsArrived has come for each part.
 
 Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
 equal numbers, in the order of the prompt; images left over go to instances in random order. Then the audio clips are
@@ -18,47 +14,24 @@ from itertools import cycle, islice
 from typing import get_args
 
 from pdsim.core import messages as m
+from pdsim.core.encode.divided_requests import DividedRequests, Part
 from pdsim.core.encode.media_item import Modality
-from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    new: m.NewRequest
-    missing: set[int]
-    """Indices of the request's parts whose embeddings have not arrived."""
-
-
-class EmbeddingReceiver:
+class EmbeddingReceiver(DividedRequests):
     def __init__(self, language_id: str, encode_ids: Sequence[str], *, seed: int) -> None:
         """language_id: the prefill or aggregated instance that computes the requests. seed: decides the random order of
         encode instances.
         """
-        self.instance_id = m.embeddings_of(language_id)
-        self.waiting: dict[int, _Waiting] = {}
-        self._language_id = language_id
-        self._encode_ids = list(encode_ids)
+        super().__init__(language_id, encode_ids)
         self._draws = Draws()
         self._seed = seed
 
-    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        match message:
-            case m.NewRequest():
-                return self._divide(message)
-            case m.EmbeddingsArrived():
-                return self._on_arrived(message, now_ns)
-            case m.Cancel() | m.Abort():
-                self.waiting.pop(message.request_id, None)
-                return []
-            case _:
-                raise TypeError(f"{self.instance_id} does not take {message}")
-
-    def _divide(self, new: m.NewRequest) -> list[m.Command]:
-        commands: list[m.Command] = []
-        part = 0
+    def _divide(self, new: m.NewRequest) -> tuple[m.NewRequest, list[Part]]:
+        parts: list[Part] = []
         order = self._order()
         for modality in MODALITIES:
             items = tuple([item for item in new.media if item.modality == modality])
@@ -66,10 +39,12 @@ class EmbeddingReceiver:
             for encode_id, share in zip(self._encode_ids, self._shares(len(items), order), strict=True):
                 if share:
                     own = items[first : first + share]
-                    commands.append(m.Send(encode_id, m.EncodeMedia(new.request_id, part, own, self._language_id)))
-                    first, part = first + share, part + 1
-        self.waiting[new.request_id] = _Waiting(new, set(range(part)))
-        return commands
+                    parts.append((encode_id, m.EncodeMedia(new.request_id, len(parts), own, self._language_id)))
+                    first += share
+        return replace(new, media=()), parts
+
+    def _go_on(self, new: m.NewRequest) -> m.Command:
+        return m.Tell(self._language_id, new)
 
     def _order(self) -> Iterator[int]:
         """Yields the indices of all encode instances in a random order, which then repeats without end."""
@@ -90,13 +65,3 @@ class EmbeddingReceiver:
         for index in islice(order, rest):
             shares[index] += 1
         return shares
-
-    def _on_arrived(self, arrived: m.EmbeddingsArrived, now_ns: int) -> list[m.Command]:
-        request = self.waiting.get(arrived.request_id)
-        if request is None:
-            return []  # it was given up meanwhile
-        request.missing.discard(arrived.part)
-        if request.missing:
-            return []
-        del self.waiting[arrived.request_id]
-        return [m.Tell(self._language_id, replace(request.new, media=(), arrival_ns=now_ns))]

@@ -14,6 +14,7 @@ from pdsim.core.autoscaler import Autoscaler, ScalingTimes
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.hisparse_instance import HiSparseDecodeInstance
+from pdsim.core.encode.divided_requests import DividedRequests
 from pdsim.core.encode.embedding_receiver import EmbeddingReceiver
 from pdsim.core.encode.encoding_proxy import EncodingProxy
 from pdsim.core.health import HealthMonitor
@@ -77,7 +78,7 @@ def build_instances(scenario: Scenario) -> list[AnyInstance]:
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
-Agent = Sender | Receiver | EmbeddingReceiver | EncodingProxy
+Agent = Sender | Receiver | DividedRequests
 
 
 def build_agents(scenario: Scenario) -> list[Agent]:
