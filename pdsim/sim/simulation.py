@@ -12,7 +12,7 @@ from pdsim.core.invariants import check_all_idle
 from pdsim.core.journal.calls import Entry
 from pdsim.core.pipeline.staged_decode import StagedDecodeInstance
 from pdsim.core.pipeline.staged_instances import StagedAggregatedInstance, StagedVllmInstance
-from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
+from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
 from pdsim.dataclass import dataclass
 from pdsim.garbage import garbage_collection_paused
 from pdsim.metrics.own_gaps import OwnGaps

@@ -12,7 +12,8 @@ from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.radix_cache import PagePool
 from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.core.vllm.vllm_instances import TokenBudget, VllmDecodeInstance
+from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
+from pdsim.core.vllm.vllm_forward_builder import TokenBudget
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.states import block_tokens, state_blocks

@@ -26,8 +26,9 @@ from pdsim.core.pipeline.staged_instances import StagedVllmInstance
 from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.sequence import TokenIds
 from pdsim.core.transfer.send_planner import RankPairLayout, SendPlanner
+from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
-from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.vllm.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.policy.pages import FreePages, LastAdmittedFirst, LeastRecentlyUsed, LowestPriorityFirst
 from pdsim.policy.prefill import EveryChunk, FirstComeFirstServed, HighestPriorityFirst
 

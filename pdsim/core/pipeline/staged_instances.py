@@ -21,8 +21,8 @@ from pdsim.core.instance import Levels, Request
 from pdsim.core.memory.kv_cache import KvCache
 from pdsim.core.pipeline.micro_batches import LateBatch, MicroBatches
 from pdsim.core.transfer.kv_returns import Returning
+from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
-from pdsim.core.vllm.vllm_instances import VllmDecodeInstance
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
 

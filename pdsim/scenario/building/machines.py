@@ -34,8 +34,9 @@ from pdsim.core.transfer.receiver import Receiver
 from pdsim.core.transfer.sender import Sender
 from pdsim.core.transfer.staging_ring import StagingRing
 from pdsim.core.vllm.kv_leases import MOONCAKE, NIXL, LeaseTimes
+from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
-from pdsim.core.vllm.vllm_instances import VllmDecodeInstance, VllmPrefillInstance
+from pdsim.core.vllm.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.policy.draws import Draws
 from pdsim.policy.pages import FreePages
 from pdsim.policy.protocols import RoutingPolicy, Servers

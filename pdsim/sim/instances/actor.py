@@ -14,7 +14,7 @@ from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.instance import Instance, instance_loop
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.messages import TransferUnit
-from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
+from pdsim.core.vllm.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.cost.copies import HostMemory
 from pdsim.dataclass import dataclass
 from pdsim.scenario.sections.cost import HostSettings

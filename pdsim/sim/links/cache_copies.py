@@ -9,7 +9,7 @@ from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.invariants import AnyInstance
 from pdsim.core.memory.page_store import PageStore
 from pdsim.core.memory.prefetch_queue import BATCH_PAGES, PrefetchQueue, Reading
-from pdsim.core.vllm.vllm_instances import VllmPrefillInstance
+from pdsim.core.vllm.vllm_prefill_instance import VllmPrefillInstance
 from pdsim.cost.copies import SLEEP_NS, HostLink, StorageCosts, end_behind_load, end_of_saves
 from pdsim.dataclass import dataclass
 from pdsim.metrics.records import HostCopyRecord

@@ -1,17 +1,12 @@
-"""vLLM's prefill and decode instances. Decode pulls KV from prefill with NixlConnector. A decode instance also serves
-as aggregated instance.
+"""vLLM's decode instance, which also serves as aggregated instance. Decode pulls KV from prefill with NixlConnector.
 
-States of a request, and the event that ends each state.
+States of a request whose prompt decode computes; decode_instance.py has those of other requests:
 
-Prefill: decode reads computed KV, and prefill waits for the end of the read.
-  parked      computed: pages are held, a slot is not               -> PromptComputed; on_message(KvGranted)
-  expired     decode did not begin to read in time                  next_step -> Abort to decode; its pages are free
-
-Decode:
-  waiting     NewRequest came for a prompt that decode computes       next_step: a slot, and pages for the whole prompt
-  preempted   lost its pages, and stands first in the queue           next_step: pages for all lost KV
-  computing   prompt and outputs so far, in chunks                    next_step -> MixedStep, on_step_done
-  running     the last chunk gave the next token                      as in decode_instance.py
+state       meaning                                              left by
+waiting     NewRequest came                                      next_step: a slot, and pages for the whole prompt
+preempted   lost its pages, and stands first in the queue        next_step: pages for all lost KV
+computing   prompt and outputs so far, in chunks                 next_step -> MixedStep, on_step_done
+running     the last chunk gave the next token                   as in decode_instance.py
 
 A step decodes all running requests, and spends the rest of the token budget on prompts. A prompt that decode computes
 is treated like a request that has lost its KV. Its last chunk gives the first token.
@@ -21,136 +16,21 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from pdsim.core import messages as m
-from pdsim.core.deadlines import Deadlines
 from pdsim.core.decode.admission_queue import DecodeRequest, decode_request
 from pdsim.core.decode.decode_instance import DecodeInstance
 from pdsim.core.decode.decode_limits import DecodeLimits
 from pdsim.core.decode.running_batch import FOREVER
 from pdsim.core.instance import Levels, PolicyError
 from pdsim.core.memory.kv_cache import KvCache, Lease
-from pdsim.core.prefill.forward_builder import Forward, RequestT
-from pdsim.core.prefill.prefill_instance import PrefillInstance
-from pdsim.core.prefill.prefill_limits import PrefillLimits
-from pdsim.core.transfer.kv_returns import KvGiver, KvTaker, Returning
-from pdsim.core.transfer.send_planner import PrefillRequest, SendPlanner
+from pdsim.core.prefill.forward_builder import Forward
+from pdsim.core.transfer.kv_returns import KvGiver, Returning
+from pdsim.core.vllm.copy_messages import on_copied
 from pdsim.core.vllm.embedding_reads import EmbeddingReads
-from pdsim.core.vllm.kv_leases import NIXL, KvLeases, LeaseTimes
 from pdsim.core.vllm.prefill_cadence import PrefillCadence
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget, VllmForwardBuilder
 from pdsim.policy.prefill import FirstComeFirstServed
 from pdsim.policy.protocols import AdmissionPolicy, PreemptionPolicy, PrefillPolicy
 from pdsim.policy.views import TokenSequence
-
-
-def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], cache: KvCache) -> bool:
-    """Handles a message about copies from or to host memory, or about embeddings. Returns False for other messages."""
-    if builder.reads is not None and builder.reads.on_message(message):
-        return True
-    if cache.chunks is not None and isinstance(message, m.Prefetched):
-        cache.chunks.on_prefetched(message)
-    elif cache.offload is not None and isinstance(message, m.LoadedBack):
-        builder.on_loaded(message.request_id)
-    elif cache.offload is not None and isinstance(message, m.Offloaded):
-        cache.offload.on_stored(message.store)
-    else:
-        return False
-    return True
-
-
-class VllmPrefillInstance(PrefillInstance):
-    """vLLM's prefill instance. Any number of computed prompts may wait to be read, as long as the KV pool has room."""
-
-    def __init__(
-        self,
-        instance_id: str,
-        *,
-        cache: KvCache,
-        limits: PrefillLimits,
-        policy: PrefillPolicy,
-        planner: SendPlanner,
-        taker: KvTaker | None = None,
-        budget: TokenBudget,
-        hold_timeout_ns: int | None,
-        lease: LeaseTimes = NIXL,
-        reads: EmbeddingReads | None = None,
-    ) -> None:
-        """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit. lease:
-        how long prefill keeps the KV of a request whose decode instance has died. reads: reads embeddings from encode
-        instances.
-        """
-        super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
-        prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget, reads=reads)
-        self._builder = self._prompts = prompts
-        cache.evict_as_vllm()
-        self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
-        self._leases = KvLeases(instance_id, lease)
-        self._max_prompts_begun = limits.max_running_requests  # also with several pipeline stages
-
-    @property
-    def num_slots_sending(self) -> int:
-        return 0
-
-    def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:
-        if on_copied(message, self._prompts, self.cache):
-            return []
-        if isinstance(message, m.KvGranted):
-            self._leases.end(message.request_id)
-        return super().on_message(message, now_ns)
-
-    def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        self.cache.begin_step()
-        expired = self._expire_unread(now_ns)
-        for request_id in self._leases.expired(now_ns):
-            expired += self._give_up(request_id)
-        step, commands = super().next_step(now_ns)
-        return step, [*self.cache.take_connector_copies(), *self._prompts.take_reads(), *expired, *commands]
-
-    def holding(self) -> list[PrefillRequest | Returning]:
-        return [*super().holding(), *self._prompts.loads]
-
-    def _fill(self, now_ns: int) -> Forward:
-        self._make_room()
-        return super()._fill(now_ns)
-
-    def _make_room(self) -> None:
-        """Preempts partly computed prompts, the latest first, until the other prompts have pages for the next step."""
-        prompts = self._prompts
-        while prompts.num_opening_pages(0) > self.num_available_pages:
-            resting = [partial for partial in prompts.partials if not partial.is_in_forward]
-            if not resting:
-                break
-            prompts.preempt(resting[-1])
-
-    def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
-        assert isinstance(step, m.PrefillStep)
-        commands = super().on_step_done(step, result, now_ns)
-        for chunk in step.chunks:
-            if chunk.is_last and self._is_unread(chunk.request_id):
-                commands += self._unread.add(chunk.request_id, now_ns)
-                self._leases.begin(chunk.request_id, now_ns)
-        return commands
-
-    def _is_unread(self, request_id: int) -> bool:
-        return request_id in self.sending and request_id in self._bootstrap.ungranted
-
-    def _on_decode_down(self, down: m.PeerDown) -> list[m.Command]:
-        lost = [one.request_id for one in self.sending.values() if one.decode_id == down.instance_id]
-        return [*self._leases.on_decode_down(lost, down.seen_ns), *super()._on_decode_down(down)]
-
-    def _give_up(self, request_id: int) -> list[m.Command]:
-        if self._leases.holds(request_id):
-            return []
-        self._leases.end(request_id)
-        return super()._give_up(request_id)
-
-    def _expire_unread(self, now_ns: int) -> list[m.Command]:
-        commands: list[m.Command] = []
-        for request_id in self._unread.expired(now_ns, commands, self._is_unread):
-            reason = f"no decode instance read the request's KV on {self.instance_id} within {self._unread.limit}"
-            decode_id = self.sending[request_id].decode_id
-            commands.append(m.Send(decode_id, m.Abort(request_id, reason, retryable=True)))
-            commands += self._give_up(request_id)
-        return commands
 
 
 def was_preempted(request: DecodeRequest) -> bool:
