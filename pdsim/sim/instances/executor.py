@@ -112,7 +112,21 @@ class RecomputingExecutor(Executor):
         return super().prefill(step)
 
 
-class SpeculativeExecutor(Executor):
+class CountingExecutor(Executor):
+    """Executor that counts a request's first token when the prompt is computed, because the request may be retracted
+    before its first decode step. Executor counts this token when the request joins the batch.
+    """
+
+    def prefill(self, step: PrefillStep) -> StepResult:
+        result = super().prefill(step)
+        ended = {request_id for request_id, _ in result.ended}
+        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
+            if request_id not in ended:
+                self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
+        return result
+
+
+class SpeculativeExecutor(CountingExecutor):
     """Takes the place of draft and target model: decides how many draft tokens are accepted.
 
     In each step, a sequence gets as many tokens as the next number of `accepted` says, but no more than it lacks.
@@ -148,17 +162,6 @@ class SpeculativeExecutor(Executor):
         for request_id, _ in ended:
             del self._lacks[request_id], self._streams[request_id]
         return Verified(tuple(gained), tuple(ended))
-
-    def prefill(self, step: PrefillStep) -> StepResult:
-        """Gives each completed prompt its first token. The token counts at once, because the request may be retracted
-        before its first decode step.
-        """
-        result = super().prefill(step)
-        ended = {request_id for request_id, _ in result.ended}
-        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
-            if request_id not in ended:
-                self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
-        return result
 
     def _set_aside(self, request_id: int) -> None:
         lacks = self._lacks.pop(request_id, None)

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from simpy.events import EventPriority
 
-from pdsim.core.messages import DecodeStep, MixedStep, PrefillStep, Result, StepResult
+from pdsim.core.messages import DecodeStep, MixedStep, Result, StepResult
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.step_times import PipelineTimes, StepTimes
 from pdsim.dataclass import dataclass
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.bus import Timeline
-from pdsim.sim.instances.executor import Executor, OnStep, prefill_record
+from pdsim.sim.instances.executor import CountingExecutor, OnStep, prefill_record
 
 
-class MicroBatchExecutor(Executor):
+class MicroBatchExecutor(CountingExecutor):
     """Takes the place of a model that is divided into pipeline stages. Each decode step names all its requests."""
 
     def decode(self, step: DecodeStep) -> StepResult:
@@ -26,14 +26,6 @@ class MicroBatchExecutor(Executor):
             else:
                 ended.append((request_id, output))
         return StepResult(1, tuple(ended))
-
-    def prefill(self, step: PrefillStep) -> StepResult:
-        result = super().prefill(step)
-        ended = {request_id for request_id, _ in result.ended}
-        for request_id in (chunk.request_id for chunk in step.chunks if chunk.is_last):
-            if request_id not in ended:
-                self._remaining.setdefault(request_id, len(self._outputs[request_id]) - 1)
-        return result
 
 
 @dataclass(frozen=True, slots=True)

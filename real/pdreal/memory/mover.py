@@ -53,7 +53,46 @@ class PeerMemory(NamedTuple):
     """Address of the first byte of each plane of linear-attention states."""
 
 
-class PrefillMover:
+class _Mover:
+    """Planes of KV and of linear-attention states of one rank."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        geometry: CacheGeometry,
+        tp: int,
+        rank: int,
+        planes: Sequence[torch.Tensor],
+        transport: Transport,
+        states: Sequence[torch.Tensor],
+    ) -> None:
+        """exchange: layouts of both instances. geometry: layout of this rank's cache. tp: number of ranks of this
+        rank's instance. planes, states: planes of the KV cache and of linear-attention states, [slots, ...] each, in
+        memory that the transport's `allocate` made.
+        """
+        self._exchange = exchange
+        self._planes = planes
+        self._states = states
+        self._transport = transport
+        self._begins = _begins(planes, geometry)
+        self._rank = rank
+        self._page_size = geometry.page_size
+        self._heads = heads_of_rank(exchange.num_kv_heads, tp, rank)
+
+    def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
+        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
+        state if state_slot is not 0. Prefill and decode return the same fingerprints for the same KV. pages: pages of a
+        request. tokens: indices of tokens; token 0 is the first token of the first page.
+        """
+        of_state = digest_of_state(self._states, state_slot, self._rank)
+        windows = _windows(self._exchange)
+        return {**digest(self._planes, self._heads, pages, tokens, self._page_size, windows), **of_state}
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class PrefillMover(_Mover):
     """Sends KV from the planes of one prefill rank. Several threads may send at a time; with staging, no more threads
     than staging buffers.
     """
@@ -70,28 +109,22 @@ class PrefillMover:
         pushes: bool = False,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """exchange: layouts of both instances. planes: planes of the KV cache. buffer_bytes: size of the largest staged
-        cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True: kernels write into
-        the pages of decode ranks. states: planes of linear-attention states, [slots, ...] each.
+        """planes, states: planes of the KV cache and of linear-attention states. buffer_bytes: size of the largest
+        staged cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True: kernels write
+        into the pages of decode ranks.
         """
+        super().__init__(exchange, exchange.prefill, exchange.prefill_tp, rank, planes, transport, states)
         if pushes:
             assert isinstance(transport, MappingTransport)
         self._mapping = transport if isinstance(transport, MappingTransport) and pushes else None
         self._pushes: dict[tuple[RankPair, str, Planes], Push] = {}
-        self._exchange = exchange
-        self._planes = planes
-        self._states = states
-        self._transport = transport
-        self._begins = _begins(planes, exchange.prefill)
-        self._rank = rank
-        self._heads = heads_of_rank(exchange.num_kv_heads, exchange.prefill_tp, rank)
         self._pairs = [pair for pair in exchange.pairs if pair.prefill_rank == rank]
         self._peers: dict[tuple[str, int], PeerMemory] = {}
         self._buffers: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
         buffers = [transport.allocate(buffer_bytes) for _ in range(num_buffers)] if buffer_bytes else []
         for buffer in buffers:
             self._buffers.put(buffer)
-        self._staging = staging_of(_whole_planes(planes, exchange), exchange.prefill.page_size) if buffers else None
+        self._staging = staging_of(_whole_planes(planes, exchange), self._page_size) if buffers else None
         transport.register([*planes, *buffers, *states])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
@@ -218,20 +251,8 @@ class PrefillMover:
         finally:
             self._buffers.put(buffer)
 
-    def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
-        state if state_slot is not 0. pages: pages of a request. tokens: indices of tokens; token 0 is the first token
-        of the first page.
-        """
-        page_size, windows = self._exchange.prefill.page_size, _windows(self._exchange)
-        of_state = digest_of_state(self._states, state_slot, self._rank)
-        return {**digest(self._planes, self._heads, pages, tokens, page_size, windows), **of_state}
 
-    def close(self) -> None:
-        self._transport.close()
-
-
-class DecodeMover:
+class DecodeMover(_Mover):
     """Receives KV into the planes of one decode rank."""
 
     def __init__(
@@ -244,19 +265,13 @@ class DecodeMover:
         ring_bytes: int = 0,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """exchange: layouts of both instances. planes, states: memory that the transport's `allocate` made. states:
-        planes of linear-attention states. ring_bytes: size of the staging ring; 0: there is none.
+        """planes, states: planes of the KV cache and of linear-attention states. ring_bytes: size of the staging ring;
+        0: there is none.
         """
-        self._exchange = exchange
-        self._planes = planes
-        self._states = states
-        self._transport = transport
-        self._begins = _begins(planes, exchange.decode)
-        self._rank = rank
-        self._heads = heads_of_rank(exchange.num_kv_heads, exchange.decode_tp, rank)
+        super().__init__(exchange, exchange.decode, exchange.decode_tp, rank, planes, transport, states)
         self._writers = [pair.target_heads for pair in exchange.pairs if pair.decode_rank == rank]
         self._ring = transport.allocate(ring_bytes + _GREETING_BYTES) if ring_bytes else None
-        self._staging = staging_of(_whole_planes(planes, exchange), exchange.decode.page_size) if ring_bytes else None
+        self._staging = staging_of(_whole_planes(planes, exchange), self._page_size) if ring_bytes else None
         transport.register([*planes, *([] if self._ring is None else [self._ring]), *states])
 
     def describe(self) -> PeerMemory:
@@ -284,17 +299,8 @@ class DecodeMover:
         self._staging.scatter(pages, self._writers, cells)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
-        state if state_slot is not 0. PrefillMover.digest returns the same fingerprints for the same KV. tokens: indices
-        of tokens; token 0 is the first token of the first page.
-        """
         wait_for_engines(self._planes[0].device)
-        page_size, windows = self._exchange.decode.page_size, _windows(self._exchange)
-        of_state = digest_of_state(self._states, state_slot, self._rank)
-        return {**digest(self._planes, self._heads, pages, tokens, page_size, windows), **of_state}
-
-    def close(self) -> None:
-        self._transport.close()
+        return super().digest(pages, tokens, state_slot)
 
 
 def _whole_planes(planes: Sequence[torch.Tensor], exchange: Exchange) -> list[torch.Tensor]:
