@@ -56,6 +56,7 @@ def test_no_number_of_the_sample_has_become_worse_or_left_its_range(study):
                     "worse: make accuracy, if on purpose"
                 )
                 assert now.is_inside or not before.is_inside, "outside its range: make accuracy, if on purpose"
+                assert now.half_width == pytest.approx(before.half_width, rel=0.1), "another width: make accuracy"
 
 
 def test_every_arm_has_numbers():
@@ -108,11 +109,11 @@ def test_halves_share_no_study():
     assert not {one.study for one in first} & {one.study for one in second}
 
 
-def test_a_source_that_is_like_the_others_is_held_as_they_are():
+def test_a_source_does_not_choose_the_width_that_judges_it():
     group = [one for one in ranged() if one.metric == "TTFT"]
-    twins = [*group, *(replace(one, study="a twin") for one in group)]
-    inside = sum(needed(one) <= chosen(group) for one in group) / len(group)
-    assert left_out(twins, lambda one: str(one.study == "a twin")) == pytest.approx(inside)
+    exact = [replace(one, study="exact", measured=one.predicted) for one in group]
+    beyond = [replace(one, study="beyond", measured=2 * one.high) for one in group]
+    assert left_out(exact + beyond, lambda one: one.study) == 0.5
 
 
 def test_the_width_of_ranges_is_the_smallest_by_the_rule():
