@@ -132,19 +132,39 @@ def _new_folder(folder: Path, own: Collection[str]) -> Iterator[Path]:
     """Context with a new folder in `folder`. Empty folders that the context made are removed at its end."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(folder, NEW, (*own, LOCK, ".*.partial"))
-    new = Path(mkdtemp(prefix=NEW, dir=folder))
+    with _written_alone(folder):
+        _remove_abandoned(folder, NEW, (*own, LOCK, ".*.partial"))
+        new = Path(mkdtemp(prefix=NEW, dir=folder))
+        try:
+            with ExitStack() as stack:
+                with suppress(OSError):  # on a file system without locks, the folder of a killed program stays
+                    stack.enter_context(_locked(new))
+                yield new
+        finally:
+            with signals_deferred():
+                shutil.rmtree(new, ignore_errors=True)
+                with suppress(OSError):  # the run's files are there
+                    for path in made:
+                        path.rmdir()
+
+
+@contextmanager
+def _written_alone(folder: Path) -> Iterator[None]:
+    """Context that holds a lock on a folder, without a file in it. Raises ForeignFileError if another process holds the
+    lock. Does nothing on file systems that lock no folders.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with ExitStack() as stack:
-            with suppress(OSError):  # on a file system without locks, the folder of a killed program stays
-                stack.enter_context(_locked(new))
-            yield new
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ForeignFileError(f"{folder}: another command is writing there; wait, or name another folder") from None
+    except OSError:
+        pass
+    try:
+        yield
     finally:
-        with signals_deferred():
-            shutil.rmtree(new, ignore_errors=True)
-            with suppress(OSError):  # the run's files are there
-                for path in made:
-                    path.rmdir()
+        os.close(descriptor)
 
 
 def _replace_files(new: Path, folder: Path, own: Collection[str], last: str) -> None:

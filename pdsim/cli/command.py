@@ -1,12 +1,12 @@
 """Common parts of the commands of pdsim and pdreal: options, JSON output, and the handling of errors."""
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
-from os import strerror
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -129,6 +129,7 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
     If the user interrupts, prints one message and exits with 130. arguments: None: those of this process. mistakes:
     further exceptions for which the command prints one message and exits with 2.
     """
+    _open_closed_streams()
     known: tuple[type[Exception], ...] = (
         CycloptsError,
         InputError,  # of which are ConfigError and RunFolderError
@@ -155,11 +156,18 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
     except OSError as wrong:  # of a file or folder that cannot be read or written
         if wrong.errno in _FULL:
             where = "" if wrong.filename is None else f"{wrong.filename}: "
-            print(f"{app.name[0]}: {where}{strerror(wrong.errno)}; complete files are kept", file=sys.stderr)
+            print(f"{app.name[0]}: {where}{os.strerror(wrong.errno)}; complete files are kept", file=sys.stderr)
             raise SystemExit(1) from None
         if wrong.filename is None:
             raise
         _fail(app, f"{wrong.filename}: {wrong.strerror}")
+
+
+def _open_closed_streams() -> None:
+    """Opens /dev/null for each standard stream that the caller closed, whose descriptor a file would get otherwise."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123  until the end
 
 
 @contextmanager

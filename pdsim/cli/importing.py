@@ -38,7 +38,7 @@ def import_(
 
     if not files:
         raise ConfigError("import needs files of a deployment")
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise ConfigError(f"{out}: exists already, and is kept; name another file with --out")
     with named(*files):
         found = import_deployment(files, model=model, gpu=gpu)

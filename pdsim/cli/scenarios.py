@@ -37,7 +37,7 @@ def init(
 
     An existing file is never overwritten.
     """
-    if file.exists():
+    if file.exists() or file.is_symlink():
         raise ConfigError(f"{file}: exists already, and is kept; name another file")
     if sys.stdin.isatty() and not json_ and not set_:
         try:

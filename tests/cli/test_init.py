@@ -111,6 +111,18 @@ def test_nothing_is_written_over(call, tmp_path):
     assert "scenario.yaml: exists already" in call("init", code=2)
     assert (tmp_path / "scenario.yaml").read_text() == "mine"
     assert "exists already" in call("init", str(tmp_path), code=2)
+    (tmp_path / "link.yaml").symlink_to("nowhere")
+    assert "exists already" in call("init", "link.yaml", code=2)
+
+
+def test_closed_standard_streams_are_no_error(call, monkeypatch):
+    for name in ("stdin", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    call("init")
+    assert json.loads(call("run", "scenario.yaml", "--json"))["completed"] > 0
+    assert "TTFT" in call("run", "scenario.yaml", "--no-ranges")
+    for stream in (sys.stdin, sys.stderr):
+        stream.close()
 
 
 @pytest.mark.parametrize(

@@ -429,6 +429,8 @@ def test_a_load_may_lie_beside(tmp_path, name):
             "SGLANG_DISAGGREGATION_WAITING_TIMEOUT=soon python -m sglang.launch_server --model Qwen/Qwen3-8B",
             "soon",
         ),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{a}'", "--kv-transfer-config {a}: expected JSON"),
+        ("a.sh", f"vllm serve Qwen/Qwen3-8B --kv-transfer-config {'[' * 10**4}", "[: expected JSON"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),
     ],
 )

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from pdsim.files import LOCK, files_replaced
+from pdsim.files import LOCK, ForeignFileError, files_replaced, temporary_folder
 
 OWN = ("table", "summary")
 
@@ -36,12 +36,20 @@ def test_a_folder_with_files_of_others_stays(tmp_path):
     assert {path.name for path in left.iterdir()} == {LOCK, "table", "thesis.tex"}
 
 
-def test_a_folder_whose_writer_lives_stays(tmp_path):
+def test_a_folder_whose_writer_lives_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("pdsim.files.gettempdir", lambda: str(tmp_path))
+    with temporary_folder("pdsim-") as first, temporary_folder("pdsim-"):
+        assert first.is_dir()
+
+
+def test_a_second_writer_is_refused_while_the_first_writes(tmp_path):
     with files_replaced(tmp_path, OWN, last="summary") as first:
-        write_run(tmp_path)
+        with pytest.raises(ForeignFileError, match="another command is writing there; wait"):
+            write_run(tmp_path)
         for name in OWN:
-            (first / name).write_text("later")
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(OWN, "later")
+            (first / name).write_text("first")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(OWN, "first")
+    write_run(tmp_path)
 
 
 def test_repeated_signals_leave_no_folder(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 known, too.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -18,6 +17,7 @@ from pdsim.formats.deployments.readers import (
     dtype_of,
     inverse,
     is_flag,
+    json_of,
     nothing,
     number_of,
     of_common,
@@ -92,7 +92,7 @@ def _host_cache(read: Read, value: Value) -> None:
 
 
 def _storage_extra(read: Read, value: Value) -> None:
-    found = json.loads(text_of(value))
+    found = json_of(value)
     if isinstance(found, dict) and "prefetch_threshold" in found:
         read.common["storage.prefetch_threshold"] = found["prefetch_threshold"]
 
@@ -213,13 +213,13 @@ def _blocks(read: Read, value: Value) -> None:
 
 
 def _eplb(read: Read, value: Value) -> None:
-    found = json.loads(text_of(value))
+    found = json_of(value)
     if isinstance(found, dict) and "num_redundant_experts" in found:
         read.server["redundant_experts"] = whole(found["num_redundant_experts"])
 
 
 def _speculative(read: Read, value: Value) -> None:
-    found = json.loads(text_of(value))
+    found = json_of(value)
     if isinstance(found, dict) and isinstance(found.get("num_speculative_tokens"), int):
         read.server["speculative_draft_tokens"] = found["num_speculative_tokens"] + 1
     else:
@@ -238,7 +238,7 @@ _KV_ROLES = inverse(vllm.KV_ROLES)
 
 
 def _transfer_config(read: Read, value: Value) -> None:
-    found = json.loads(text_of(value))
+    found = json_of(value)
     for config in _configs(found):
         if config.get("kv_connector") == host_memory.LMCACHE and config.get("kv_role") == "kv_both":
             read.server["lmcache"] = config.get("kv_connector_extra_config") or {}

@@ -2,13 +2,12 @@
 of them.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
 from pdsim.dataclass import dataclass
-from pdsim.inputs import finite, whole
+from pdsim.inputs import InputError, finite, parse_json, whole
 
 Value = str | bool | list[str]
 
@@ -83,9 +82,17 @@ def text_of(value: Value) -> str:
     return value
 
 
+def json_of(value: Value) -> Any:
+    """The value as JSON. Raises ValueError for other values."""
+    try:
+        return parse_json(text_of(value), "")
+    except InputError:
+        raise ValueError("JSON") from None
+
+
 def object_of(value: Value) -> dict[str, Any]:
     """The value as a JSON object. Raises ValueError for other values."""
-    found = json.loads(text_of(value))
+    found = json_of(value)
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
     return found

@@ -109,6 +109,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
+            process_group=0,  # a terminal's Ctrl-C goes to the pool alone, which closes the input
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import pickle
-import signal
 import sys
 import time
 import warnings
@@ -115,7 +114,6 @@ def _row(result: RunResult, specs: Sequence[RequestSpec]) -> dict[str, Any]:
 
 def main() -> None:
     warnings.simplefilter("ignore", InputWarning)  # who planned the tasks has told it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the pool that is interrupted, and closes the input
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a policy prints is no answer
     source = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
