@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from heapq import heappop, heappush
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,6 +19,7 @@ from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 
 STEP_S = 0.001
+PROMPT_TOKEN_S = 1e-5
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -68,9 +70,9 @@ class Stub(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
-        time.sleep(1e-5 * tokens)
+        time.sleep(PROMPT_TOKEN_S * tokens)
         with self.server.lock:
-            self.server.prompts_s.append(1e-5 * tokens)
+            self.server.prompts_s.append(PROMPT_TOKEN_S * tokens)
         for i in range(body["max_tokens"]):
             time.sleep(STEP_S)
             self.event(
@@ -146,7 +148,7 @@ def test_rows_say_where_they_come_from_and_nothing_secret(tmp_path, capsys):
 
 
 def test_it_keeps_to_its_budget(tmp_path):
-    with stub() as server:
+    with stub(pages={"/metrics": vllm_metrics}) as server:
         assert observe(server, tmp_path) == 0
     assert len(server.bodies) <= 60
     assert server.most <= 3, "streams that were ended are over before the next probe"
@@ -244,13 +246,14 @@ def test_interrupted_it_keeps_what_it_has(tmp_path, capsys, monkeypatch):
 def sglang_metrics(server):
     name, labels = "sglang:per_stage_req_latency_seconds", '{stage="prefill_forward",tp_rank="0"}'
     told = f"{name}_sum{labels} {sum(server.prompts_s)}\n{name}_count{labels} {len(server.prompts_s)}\n"
-    return f'{told}sglang:num_running_reqs{{engine_type="unified"}} 0.0\n'
+    return f'{told}sglang:num_running_reqs{{engine_type="unified"}} {server.running}\n'
 
 
 def vllm_metrics(server):
     total, count = sum(server.prompts_s), len(server.prompts_s)
     name = "vllm:request_prefill_time_seconds"
-    return f'{name}_sum{{engine="0"}} {total}\n{name}_count{{engine="0"}} {count}\nvllm:num_requests_running 0\n'
+    told = f'{name}_sum{{engine="0"}} {total}\n{name}_count{{engine="0"}} {count}\n'
+    return f"{told}vllm:num_requests_running {server.running}\n"
 
 
 SERVER = {
@@ -260,25 +263,60 @@ SERVER = {
 }
 
 
-@pytest.mark.parametrize("metrics", [sglang_metrics, vllm_metrics])
-def test_its_load_is_validated_stage_by_stage(tmp_path, capsys, metrics):
+def loads_with_stages(folder):
+    """Runs of a load, whose stages must be those of the stub's metrics."""
+    arms = json.loads((folder / "load.json").read_text())["arms"]
+    for arm in arms:
+        sent_ms = [PROMPT_TOKEN_S * 1e3 * one["prompt_tokens"] for one in arm["requests"]]
+        assert arm["stages"] == {"mean_prefill_forward_ms": pytest.approx(sum(sent_ms) / len(sent_ms))}
+    return arms
+
+
+def test_its_load_has_the_stages_of_vllms_metrics(tmp_path):
+    with stub(pages={"/metrics": vllm_metrics}) as server:
+        assert observe(server, tmp_path) == 0
+    assert [arm["name"] for arm in loads_with_stages(tmp_path / "out")] == ["c1", "c3"]
+
+
+def give_times_of_an_idle_machine(folder):
+    """Replaces the measured times of an observation, which other work on the machine prolongs, by those of the stub."""
+    lines = rows(folder.parent)
+    for row in lines:
+        ttft_s = PROMPT_TOKEN_S * (int(row["new_tokens"] or 0) // int(row["prompts"] or 1)) + STEP_S
+        row["time_us"] = 1e6 * {"decode": STEP_S, "ttft": ttft_s, "burst": ttft_s}.get(row["kind"], 1e-6)
+    with (folder / "rows.csv").open("w") as file:
+        table = csv.DictWriter(file, lines[0].keys())
+        table.writeheader()
+        table.writerows(lines)
+    load = json.loads((folder / "load.json").read_text())
+    for arm in load["arms"]:
+        free_s = [0.0] * arm["concurrency"]
+        for one in arm["requests"]:
+            one["sent_s"] = heappop(free_s)
+            first_s = one["sent_s"] + PROMPT_TOKEN_S * one["prompt_tokens"]
+            one["event_s"] = [first_s + STEP_S * (i + 1) for i in range(one["output_tokens"])]
+            heappush(free_s, one["event_s"][-1])
+    (folder / "load.json").write_text(json.dumps(load))
+
+
+def test_its_load_is_validated_stage_by_stage(tmp_path, capsys):
     (tmp_path / "server.yaml").write_text(to_yaml(SERVER))
-    with stub(pages={"/metrics": metrics}) as server:
+    with stub(pages={"/metrics": sglang_metrics}) as server:
         assert observe(server, tmp_path, small=LARGER) == 0
-    profile, observed = str(tmp_path / "profile.yaml"), str(tmp_path / "out")
-    assert run("calibrate", f"{observed}/rows.csv", "-o", profile) == 0
+    profile, folder = str(tmp_path / "profile.yaml"), tmp_path / "out"
+    measured = loads_with_stages(folder)
+    give_times_of_an_idle_machine(folder)
+    assert run("calibrate", f"{folder}/rows.csv", "-o", profile) == 0
     assert "a client cannot measure" in capsys.readouterr().err
-    words = ("validate", str(tmp_path / "server.yaml"), "--observed", observed, "--profile", profile)
+    words = ("validate", str(tmp_path / "server.yaml"), "--observed", str(folder), "--profile", profile)
     assert run(*words, "--json") == 0
     arms = json.loads(capsys.readouterr().out)
     assert [arm["arm"] for arm in arms] == ["c2", "c4"]
-    load = json.loads((tmp_path / "out" / "load.json").read_text())["arms"]
-    for arm, played in zip(arms, load, strict=True):
-        sent = [1e-2 * one["prompt_tokens"] for one in played["requests"]]
+    for arm, played in zip(arms, measured, strict=True):
         stage = arm["metrics"]["mean_prefill_forward_ms"]
-        assert stage["measured"] == pytest.approx(sum(sent) / len(sent))
-        for name in ("output_throughput", "mean_tpot_ms", "mean_itl_ms"):
-            assert abs(arm["metrics"][name]["error"]) < 0.5, name
+        assert stage["measured"] == played["stages"]["mean_prefill_forward_ms"]
+        for name in ("output_throughput", "mean_tpot_ms", "mean_itl_ms"):  # the stub decodes beside prefill
+            assert abs(arm["metrics"][name]["error"]) < 0.25, name
     assert run(*words) == 0
     assert "where the time goes" in capsys.readouterr().out
 
