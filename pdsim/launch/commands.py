@@ -11,7 +11,7 @@ from pdsim.dataclass import dataclass
 from pdsim.launch.words import Expanded, Flags, command_words, shell_line
 from pdsim.policy.routing import CacheAware
 from pdsim.scenario.building.cluster import requests_of
-from pdsim.scenario.building.sizing import roles
+from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name, settings_of
 from pdsim.scenario.sections.fields import Section
@@ -212,6 +212,21 @@ _SAID = (
     *("*.load_balance_method", "*.mamba_radix_cache_strategy", "*.mamba_track_interval"),
     *("*.speculative_algorithm", "*.speculative_num_steps", "*.speculative_eagle_topk", "*.speculative_draft_tokens"),
 )
+
+
+def _only_resolved(role: str, name: str) -> Check:
+    """Makes a rule for a field of SGLang's servers that has a value in every run folder. The rule refuses values other
+    than the value that the folder gets if the scenario has none.
+    """
+
+    def refusal(value: Any, scenario: Scenario) -> str | None:
+        unset = scenario.model_copy(update={role: getattr(scenario, role).model_copy(update={name: None})})
+        is_resolved = value in (None, getattr(getattr(resolve(unset), role), name))
+        return None if is_resolved else "only SGLang has this setting; leave it out"
+
+    return refusal
+
+
 RULES: dict[str, Rule] = {
     "engine_version": Aside("a server follows the rules of the release that is installed"),
     "ignore_eos": Aside("the load sends ignore_eos, so that outputs are as long as the scenario says"),
@@ -230,6 +245,8 @@ RULES: dict[str, Rule] = {
     "workload.images": "only --engine sglang and vllm launch loads with images; leave them out",
     "workload.audio_clips": "the benchmarks that are launched send no audio clips; leave them out",
     "faults": Aside("simulated failures have no flags"),
+    "prefill.optimistic_attempts": _only_resolved("prefill", "optimistic_attempts"),
+    "decode.extra_slots": _only_resolved("decode", "extra_slots"),
 }
 """What launches of all engines do with each field, by the field's path."""
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pdsim.cli import main
 from pdsim.launch import ENGINES, sglang
+from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
@@ -285,6 +286,16 @@ def test_a_load_that_bench_serving_has_not_is_left_to_aiperf(tmp_path):
     assert list(made.manifests) == ["cluster.yaml"]
     assert list(made.commands) == ["trace", "load"]
     assert any("kubectl port-forward service/pair-gateway 8000" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
+def test_the_scenario_of_a_vllm_run_folder_is_launched(engine):
+    given = scenario(*VLLM, ("decode.max_running_requests", "8"))
+    resolved = resolve(given)
+    assert (resolved.prefill.optimistic_attempts, resolved.decode.extra_slots) == (1, 16)
+    assert "--max-num-seqs 8 " in " ".join(text(engine, resolved)[0])
+    with pytest.raises(ConfigError, match=r"decode\.extra_slots: 9: only SGLang has this setting"):
+        ENGINES[engine](resolve(scenario(*VLLM, ("decode.extra_slots", "9"))), ["s.yaml"], "m")
 
 
 @pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm"])
