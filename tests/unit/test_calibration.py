@@ -244,6 +244,15 @@ def test_what_a_pair_at_work_takes_beyond_forwards_and_transfers_is_the_hosts(tm
     assert float(link["transfer_latency"].removesuffix(" us")) == pytest.approx(20 + 900, rel=0.02)
 
 
+def test_rows_may_name_the_pauses_around_a_forward_between_decode_steps(tmp_path):
+    phases = prefill_rows(affine_prefill_us), decode_rows(affine_decode_us)
+    pauses = [{"kind": "host", "what": "decode_prefill", "time_us": time_us} for time_us in (900, 1500, 1700)]
+    parts = [{"kind": "host", "what": what, "time_us": 400} for what in ("message", "grant", "result")]
+    for stages in (pauses, [*parts, *pauses]):
+        host = profile_of(calibrate(measured(tmp_path, *phases, stages)), "x", "y")["cost"]["host"]
+        assert host["decode_prefill"] == "1.5 ms"
+
+
 def rest_us(profile):
     """Host time of a decode loop: of a step, and of each request."""
     host = profile["cost"]["host"]

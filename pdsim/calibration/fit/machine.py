@@ -15,9 +15,9 @@ from pdsim.calibration.fit.rows import OBSERVED, Floats, Measurements, Rows
 from pdsim.dataclass import dataclass
 from pdsim.system.catalog import load_transport, names
 
-LOOP = ("start", "launch", "result", "send", "loading")
+LOOP = ("start", "launch", "result", "send", "loading", "decode_prefill")
 """Names of host rows. start, launch, result, send: parts of the CPU time of a loop. loading: time until a new
-instance's loop begins.
+instance's loop begins. decode_prefill: pauses of the GPU before and after a prefill forward between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Kinds of rows to which no form is fitted. The profile has their medians, or the part of these times that fitted times
@@ -36,13 +36,13 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
     """CPU times in ns of the loop of a prefill instance, by the names in LOOP. medians: medians of host rows by name.
 
     Without rows named `start`, the time of a grant minus that of its message counts as the time to start a forward.
-    Then there is also `decode_prefill`, the time for which the GPU is idle if the instance also decodes: the times to
-    start and to handle the result.
+    Then, unless rows name it, there is also `decode_prefill`, the time for which the GPU is idle if the instance also
+    decodes: the times to start and to handle the result.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
         times["start"] = max(0.0, medians["grant"] - medians["message"])
-        times["decode_prefill"] = times["start"] + times.get("result", 0.0)
+        times.setdefault("decode_prefill", times["start"] + times.get("result", 0.0))
     return times
 
 
