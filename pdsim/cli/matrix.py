@@ -1,5 +1,6 @@
-"""Validates a matrix: makes missing runs in real mode, simulates all variants, and compares real and simulated runs. A
-campaign does this in one folder, together with all measurements that the simulation needs.
+"""Validates a matrix, a scenario with several settings (variants): makes missing runs in real mode, simulates all
+variants, and compares real and simulated runs. A campaign does this in one folder, together with all measurements that
+the simulation needs.
 
 Each step of a campaign is a command of its own. Steps whose result exists are skipped, so a repeated command continues
 an interrupted campaign.
@@ -208,9 +209,9 @@ class Step:
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix into the folder `out` of a campaign, with its scenario and all files that these name. Returns the
-    copy. changes: of the scenario, in the notation of --set. hosts: file of hosts; None: this host. Raises ConfigError
-    if the matrix is wrong, or `out` is its own folder.
+    """Copies a matrix (a scenario that real mode runs with several settings) into the folder `out` of a campaign, with
+    all files that it names. Returns the copy. changes: of the scenario, in the notation of --set. hosts: file of hosts;
+    None: this host. Raises ConfigError if the matrix is wrong, or `out` is its own folder.
     """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent

@@ -276,7 +276,9 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
-    """The resolved scenario of a run folder or scenario file. None: the result has no scenario."""
+    """The resolved scenario of a run folder or scenario file. None: the folder has no scenario, or the path is a result
+    file of another tool.
+    """
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

@@ -398,7 +398,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._retracted.pop(request_id, None)
 
     def _stop(self, request: AggregatedRequest) -> None:
-        """Drops a request whose prompt is partly computed."""
+        """Ends a request whose prompt is partly computed. Its pages become free, or stay in the prefix cache."""
         del self._builder.begun[request.request_id]
         self._builder.stop(request)
         self.cache.drop(request.lease)

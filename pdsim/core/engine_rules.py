@@ -30,7 +30,9 @@ class EngineRules:
     """True: every 32nd time that the scheduler chooses prompts, it marks the cached prefixes of all waiting prompts as
     used. A policy that sorts prompts by cached tokens marks them itself."""
     computes_last_token: bool = True
-    """True: a policy that sorts prompts by cached tokens counts the last token of each prompt as uncached."""
+    """True: a policy that sorts prompts by cached tokens counts the last token of each prompt as uncached, because a
+    forward computes this token in any case.
+    """
     splits_at_prompt: bool = True
     """True: the prefix cache stores a prompt and its outputs as separate nodes, so that it can evict the outputs alone.
     """

@@ -68,7 +68,9 @@ class SimulatedEnds:
         return _End(request.max_output_tokens * ratio - request.num_output_tokens, request.num_tokens)
 
     def _insert(self, new: _End) -> None:
-        """Inserts an expected end in order. As in SGLang, an end later than all others is put before the last end."""
+        """Inserts an expected end in order. An end that is later than all others goes before the last one, not behind
+        it, as in SGLang: the order is then wrong there.
+        """
         assert self._ends is not None
         if new.tokens_left > 0:
             last = max(0, len(self._ends) - 1)

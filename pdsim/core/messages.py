@@ -717,8 +717,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """Start the transfer of this unit. A queue is free, and the unit's layers are computed. KV of a staged unit is
-    gathered first. staging_offset_bytes: place of the unit's span in the staging ring; None: the unit is not staged.
+    """Start the transfer of this unit. A transfer worker is free, and the unit's layers are computed. KV of a staged
+    unit is gathered first. staging_offset_bytes: place of the unit's span in the staging ring; None: the unit is not
+    staged.
     """
 
     unit: TransferUnit
@@ -847,8 +848,9 @@ class HiSparseStep(DecodeStep):
     num_filled_tokens: int
     """Number of tokens to copy to the GPU before the step, for requests in `joined` whose KV fits their buffers."""
     num_first_requests: int
-    """Number of requests in `joined` whose KV does not fit their buffers. All tokens that attention chooses are missing
-    on the GPU."""
+    """Number of requests in `joined` whose KV does not fit their buffers. At the first step of such a request, no token
+    that attention chooses is on the GPU yet.
+    """
     num_long_requests: int
     """Number of requests that are not in `joined` and whose KV does not fit their buffers. Some of the tokens that
     attention chooses may be missing on the GPU."""

@@ -138,7 +138,9 @@ class StagingCost:
     scatter_bandwidth: float
     """Number of bytes per second that a scatter reads or writes."""
     num_writers: int
-    """Number of prefill ranks whose cells a decode rank scatters in one call."""
+    """Number of prefill ranks that write to one decode rank. In one call, the decode rank scatters one cell (staged KV
+    of one rank) of each of them.
+    """
 
     def gather_ns(self, num_bytes: int) -> int:
         return self.gather_host_ns + round(2e9 * num_bytes / self.gather_bandwidth)

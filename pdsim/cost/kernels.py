@@ -133,10 +133,11 @@ class Spread(NamedTuple):
 
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
-    """Returns the uncertainty of a kernel: factors of 1 if this GPU was measured. Otherwise, the typical deviation of a
-    GPU from the median of GPUs of other generations. kind: variant of the operator's kernel.
+    """Returns the factors by which a kernel's rates may be wrong. All are 1 if this GPU was measured. Otherwise, the
+    rates are medians of other GPUs, and the factors are the usual errors of such medians: those of measured GPUs, each
+    estimated from GPUs of other generations. kind: variant of the operator's kernel.
 
-    The deviation is taken over all data types of an operator, because each data type has too few measured GPUs.
+    The errors are taken over all data types of an operator, because each data type has too few measured GPUs.
     """
     if is_measured(gpu, operator, kind):
         return Spread()
@@ -162,7 +163,7 @@ experiments/inferencex-tp."""
 
 def beyond_tables(layout: Layout) -> Beyond:
     """Returns the factors by which a layout's experts take longer than the tables say. If tokens are sent only to the
-    GPUs of their experts, `undivided` is 0, because no GPU handles all tokens.
+    GPUs of their experts, Beyond.undivided is 0, because no GPU handles all tokens.
     """
     if layout.sends_to_experts:
         return Beyond(undivided=0)
@@ -302,7 +303,7 @@ def origins(layout: Layout) -> dict[str, str]:
 
 
 def medians_of(layout: Layout) -> list[str]:
-    """Operators of a layout that were not measured on its GPU, but on other GPUs."""
+    """Operators of a layout that were not measured on its GPU, so that their rates are medians of other GPUs."""
     return [operator for operator, kind in _used(layout).items() if not is_measured(layout.gpu.name, operator, kind)]
 
 

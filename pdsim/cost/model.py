@@ -15,7 +15,7 @@ class DecodeLine(NamedTuple):
     """
 
     base: int
-    """Time of the step without the parts that grow with KV tokens."""
+    """Time of the step in 2**-20 ns, without the parts that grow with KV tokens."""
     per_context_token: int
     """Time of each context token. A token that several requests read counts once for each of them."""
     per_distinct_token: int
@@ -39,8 +39,8 @@ class DecodeLine(NamedTuple):
         return cls(round(base_ns * one_ns), round(per_context_token_ns * one_ns), round(per_distinct_token_ns * one_ns))
 
 
-STANDING = DecodeLine(0, 0, 0)
-"""Line of a decode step that takes no time."""
+NO_TIME = DecodeLine(0, 0, 0)
+"""A decode step that takes no time, to which times are added."""
 
 Terms = dict[str, float]
 """Terms of a duration in ns, by name, in the order in which they are printed."""

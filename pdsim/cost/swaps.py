@@ -33,7 +33,9 @@ class SwapCosts:
     token_bytes: int
     """KV bytes of one token on one rank, over all layers."""
     buffer_tokens: int
-    """Number of tokens of each request's buffer."""
+    """Number of tokens that a request's buffer on the GPU holds. If a request has more KV, the rest is in host memory
+    only.
+    """
     chosen_tokens: int
     """Number of tokens that attention chooses for a request."""
     miss_rate: float

@@ -37,7 +37,7 @@ class _Stay(NamedTuple):
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """Time in ns from the request's last token before these steps to its first token in them."""
+    """Time in ns from the request's last token before the stay to its first token in the stay."""
 
 
 class OwnGaps:

@@ -36,7 +36,7 @@ EXPERTS = "experts.parquet"
 _FILES = (SUMMARY, SCENARIO, JOURNAL, TIMELINE, OVERVIEW, EXPERTS, *(f"{name}.parquet" for name in TABLES))
 _ENTRIES = f"{CATALOG}/*/*.yaml"
 SAID = "pdreal.log"
-"""File with the output of the command that ran a variant of a matrix in real mode."""
+"""File with the messages of `pdreal run` when the validation of a matrix started it. Only a failed run keeps it."""
 ABOUT = "run.json"
 """File that describes the run, inside the folder of logs."""
 LOG_FILES = ("*.journal", "*.rows", "*.experts", ABOUT, SCENARIO, _ENTRIES, LOCK)

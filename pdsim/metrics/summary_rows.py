@@ -213,8 +213,8 @@ def ranges_of(summary: Mapping[str, Any]) -> Ranges:
 
 
 def range_note(summary: Mapping[str, Any]) -> str:
-    """A sentence on ranges that were estimated: they come from the first requests of the load, and the sentence says
-    how many and how exact. Empty: all requests were simulated, or there are no ranges.
+    """A sentence on ranges that were estimated from the first requests of a load: how many requests these were, and how
+    large the error is. Empty: all requests were simulated, or there are no ranges.
     """
     own = summary.get("pdsim", {})
     if "interval_requests" not in own:

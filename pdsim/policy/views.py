@@ -125,7 +125,9 @@ class SendingPrefill(Protocol):
 
 
 class QueuedDecode(QueuedRequest, Protocol):
-    """A request in a decode or an aggregated instance, in any state."""
+    """A request of a decode or an aggregated instance, as policies see it: queued, waiting for its KV, running or
+    retracted.
+    """
 
     @property
     def num_output_tokens(self) -> int: ...

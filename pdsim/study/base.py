@@ -267,8 +267,8 @@ def jittered_messages(scenario: Scenario) -> list[Changes]:
 
 
 def is_sample(scenario: Scenario) -> bool:
-    """True if the workload is a recorded trace whose requests are sent at the recorded times, so that all seeds give
-    the same load.
+    """True if the load is one sample of real traffic: a recorded trace whose requests are sent at the recorded times.
+    All seeds then give the same load.
     """
     times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)

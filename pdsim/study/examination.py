@@ -28,9 +28,9 @@ class LoneRequest:
     term: Term
     """The term of the SLO that is missed most: whose value divided by its limit is largest."""
     reading: Reading
-    """The value of this term over all requests, with its limit."""
+    """The value of `term` over all requests, with its limit."""
     ratio: float
-    """The term's value over all requests, divided by its limit. Infinite if too many requests fail."""
+    """The value of `term` over all requests, divided by its limit. Infinite if too many requests fail."""
     request: RequestRecord
     """The record of the request itself: its lengths, stages and times."""
 

@@ -37,8 +37,8 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """Rounds a number of tokens up to two significant digits. A measurement of up to the rounded number then includes
-    the given number.
+    """Rounds a number of tokens upwards to two significant digits, such as 1,234 to 1,300, so that a measurement up to
+    the rounded number includes the given number.
     """
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)

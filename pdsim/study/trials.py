@@ -44,8 +44,8 @@ class Trials:
 
     @cached_property
     def repetitions(self) -> list["Trials"]:
-        """The same trials with slightly faster and with slower messages. Empty: the load is no recorded trace, so seeds
-        vary the runs.
+        """The same trials with other message latencies, each up to 10 % shorter or longer. Empty: the load is no
+        recorded trace, so its seeds already vary the runs.
         """
         return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 

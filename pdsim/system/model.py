@@ -291,9 +291,13 @@ class ModelSpec:
     llama: LlamaArchitecture | None = None
     """Details that only real mode needs. None: real mode cannot run the model."""
     encoder: VisionEncoder | None = None
-    """The image encoder. No other field includes it. None: there is none, or the entry leaves it out."""
+    """The image encoder. Its parameters are counted here only, not in num_params. None: there is none, or the entry
+    leaves it out.
+    """
     audio_encoder: AudioEncoder | None = None
-    """The audio encoder. No other field includes it. None: there is none, or the entry leaves it out."""
+    """The audio encoder. Its parameters are counted here only, not in num_params. None: there is none, or the entry
+    leaves it out.
+    """
     sources: dict[str, str]
 
     @property

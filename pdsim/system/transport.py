@@ -44,7 +44,9 @@ class Transport:
     max_bandwidth: float | None = None
     """Maximum rate of the engine in bytes per second, on any link. None: no maximum."""
     batch_ns: int = 0
-    """Fixed time in ns of each batch, before its first byte moves."""
+    """Fixed time in ns of each batch of descriptors that the engine gets in one call, before the batch's first byte
+    moves.
+    """
     staged_batch_ns: int | None = None
     """Fixed time in ns of each batch of a staged request, before its first byte moves. None: batch_ns."""
     descriptor_ns: float = 0.0

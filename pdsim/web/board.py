@@ -46,7 +46,9 @@ _KV_TYPES = ("bf16", "fp8", "fp4")
 
 
 class Board:
-    """A scenario whose cluster and load the user chooses on the page."""
+    """What the page shows: the controls for cluster and load of a scenario, and the numbers of the cluster that the
+    user chose.
+    """
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
         """base: the scenario. work: computes the runs. slo: judges the runs until the user chooses another. prices:

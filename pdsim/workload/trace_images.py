@@ -11,7 +11,9 @@ from pdsim.workload.request_spec import RequestSpec
 
 
 class TraceImages:
-    """Numbers the images of a trace. Images of equal names, such as URLs, are the same image."""
+    """Identifies the images of a trace by numbers, and places them in prompts. Images of equal names, such as URLs,
+    have the same number.
+    """
 
     def __init__(self, image_tokens: int) -> None:
         """image_tokens: number of tokens of each image. 0: not known, so that no request gets images."""

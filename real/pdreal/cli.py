@@ -158,8 +158,8 @@ def serve(
 
 
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
-    """Prints the problems and ends the command with exit code 1. Does nothing if there are no problems. who: text
-    before "problems at the end of the run".
+    """Prints the problems, if there are any, and ends the command with exit code 1. who: begins the message with the
+    name of the run, such as "chat: "; empty: no name.
     """
     if problems:
         print("\n  ".join([f"pdreal: {who}problems at the end of the run:", *problems]), file=sys.stderr)

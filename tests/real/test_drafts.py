@@ -13,7 +13,7 @@ from pdreal.control.requests import Drafted, Sampling
 from pdreal.control.tasks import DecodeBatch, DraftRows, PrefillBatch, whole_tables
 from pdreal.model.draft import DraftHead
 from pdreal.rank.drafting import Drafter
-from pdreal.rank.speculation import Lacking, Speculation
+from pdreal.rank.speculation import SequenceToVerify, Speculation
 
 from pdsim.core.messages import DecodeStep
 from pdsim.core.sequence import Spans, TokenIds
@@ -47,7 +47,7 @@ def decode_on(r, speculation, seeds, prompts, tables, references, num_tokens):
     is_first = True
     while min(map(len, outputs)) < num_tokens:
         rows = [
-            Lacking(i, len(output), max(1, num_tokens - len(output)), reference)
+            SequenceToVerify(i, len(output), max(1, num_tokens - len(output)), reference)
             for i, (output, reference) in enumerate(zip(outputs, references, strict=True))
         ]
         lengths = tuple(len(p) + len(o) - 1 for p, o in zip(prompts, outputs, strict=True))
@@ -63,7 +63,7 @@ def decode_on(r, speculation, seeds, prompts, tables, references, num_tokens):
 def test_drafts_that_the_target_did_not_choose_are_counted_by_how_near_they_are():
     speculation = Speculation(3, lambda _: iter([3, 2]))
     for computed in ([7, 8, 7, 9, 5, 1, 1], [7, 8, 4, 9, 5, 0, 1]):  # drafts, choices, whether they are near
-        speculation.begin([Lacking(0, 1, 9, ())])
+        speculation.begin([SequenceToVerify(0, 1, 9, ())])
         speculation.new_tokens(computed)
     assert speculation.drafted(0) == Drafted(num_accepted=3, num_confirmed=1, num_near=1)
 
@@ -132,7 +132,7 @@ def test_each_step_accepts_as_many_tokens_as_in_the_simulation(lengths, seed):
     joined = tuple(lacking)
     while lacking:
         simulated.begin(DecodeStep(0, joined, (), len(lacking), 0, 0, 1))
-        gained = real.begin([Lacking(i, 1, n, ()) for i, n in lacking.items()]).num_accepted
+        gained = real.begin([SequenceToVerify(i, 1, n, ()) for i, n in lacking.items()]).num_accepted
         assert simulated.finish(1).num_tokens == gained
         lacking = {i: n - g for (i, n), g in zip(lacking.items(), gained, strict=True) if n > g}
         joined = ()
@@ -187,9 +187,9 @@ def test_an_aggregated_instance_drafts():
 
 def test_a_sequence_keeps_its_place_while_it_runs():
     speculation = Speculation(3, lambda _: iter([1] * 9))
-    rows = [Lacking(i, 1, 9, ()) for i in range(3)]
+    rows = [SequenceToVerify(i, 1, 9, ()) for i in range(3)]
     assert speculation.begin(rows) == DraftRows((1, 2, 3), (1, 1, 1), ((), (), ()), ((1, None), (2, None), (3, None)))
     speculation.leave(1)
-    assert speculation.begin([rows[2], rows[0], Lacking(7, 1, 9, ())]).slots == (3, 1, 2)
+    assert speculation.begin([rows[2], rows[0], SequenceToVerify(7, 1, 9, ())]).slots == (3, 1, 2)
     speculation.forget(1)
     assert list(islice(speculation._states, 5)) == [0, 2, 7]

@@ -1,4 +1,7 @@
-"""python -m pdkernels.bench [--quick] [--sglang FOLDER] --out rows.csv"""
+"""Measures our kernels on this GPU, and SGLang's for comparison, and writes the times to a CSV file.
+
+python -m pdkernels.bench [--quick] [--sglang FOLDER] --out rows.csv
+"""
 
 import argparse
 import datetime as dt

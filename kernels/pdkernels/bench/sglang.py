@@ -22,8 +22,9 @@ _BLOCK = 1024  # elements per program, as in its launchers
 
 
 def load(folder: Path | None) -> ModuleType | None:
-    """Imports SGLang's module. folder: folder that holds sglang/; None: the installed sglang. Returns None if no sglang
-    is installed. Raises FileNotFoundError if the folder lacks the file.
+    """Imports SGLang's module staging_buffer, which has its staging kernels. folder: folder that holds sglang/; None:
+    the installed sglang. Returns None if no sglang is installed. Raises FileNotFoundError if the folder lacks
+    staging_buffer.py.
     """
     if folder is None:
         if importlib.util.find_spec("sglang") is None:
@@ -56,8 +57,8 @@ def _stand_in(name: str, **members: Any) -> None:
 
 
 def writers_of(case: Case) -> int:
-    """Returns the number of writers in SGLang, which sends every copy of a head. With more ranks than heads there are
-    more writers than heads.
+    """Returns the number of source ranks that write to one target rank in SGLang. Ranks with copies of the same KV
+    heads all write, so there may be more writers than heads.
     """
     return max(1, case.src_tp // case.dst_tp)
 
@@ -147,7 +148,9 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
 
 
 def whole_scatter_calls(module: Any, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's whole scatter, from a page list on the device."""
+    """Returns calls of SGLang's function that scatters a staged request into the pages of all layers: the function's
+    host work and its kernel. The page list is on the device. module: SGLang's, from `load`.
+    """
     pool = memory.pool
     scatter = module._scatter_staging_to_kv_triton
 

@@ -61,7 +61,9 @@ def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
 
 
 def whole_us(calls: Sequence[Call], repeats: int) -> float:
-    """Returns the median host time of a call in us, until its work on the device is done."""
+    """Returns the median host time in us from a call until its work on the device is done, over `repeats` calls. These
+    take the items of `calls` in turn.
+    """
 
     def call_and_wait(call: Call) -> float:
         torch.cuda.synchronize()

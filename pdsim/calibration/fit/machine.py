@@ -91,7 +91,7 @@ class SendingTime:
     """Time for which a worker of real mode is busy with a transfer, in addition to the fitted time of the transfer."""
 
     batch_ns: float = 0.0
-    """Time in ns for each transfer, whatever its size."""
+    """Time in ns for each transfer, whatever its size. A transfer is one batch of descriptors."""
     ns_per_byte: float = 0.0
     """Further time in ns for each byte of a transfer."""
     serial: bool = False
@@ -124,8 +124,9 @@ def _busy_workers(transport: str) -> int:
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
-    """Field `handover`: time in ns from the start of a transfer until the first token, beyond the time of the
-    transfer's worker and of one message. medians: medians of host rows by name. Empty: this time was not measured.
+    """The profile's field `handover`: time in ns from the start of a transfer until decode streams the first token,
+    without the worker's time for the transfer and without the latency of one message. medians: median host times by
+    name. transfer: the fitted times of transfers. Empty: this time was not measured.
     """
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):

@@ -69,7 +69,7 @@ class Calibration:
     measurements: Measurements
     """The rows that were fitted."""
     fits: dict[str, FittedForm]
-    """The fitted forms, by the kind of rows or by transport."""
+    """For each kind of rows, or each transport: the formula for its times, with fitted coefficients and errors."""
     host_ns: dict[str, float]
     """Median host times in ns, by the name of the rows."""
     clock: GpuSlowdown | None
@@ -232,9 +232,9 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
 
 
 def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
-    """Returns two functions from rows to a form of prefill or decode: one with straight lines, one with a table. For a
-    model with experts, empty rows of a CUDA graph take no time, because they all choose the same experts
-    (experiments/expert-parallel-two-h200).
+    """Returns two functions from rows to a formula (Form) for the times of prefill or decode: one with straight lines,
+    one with a table. known: catalog data on the measured model and GPU. For a model with experts, empty rows of a CUDA
+    graph take no time, because they all choose the same experts (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]
     fixed: dict[str, Any] = {"has_free_rows": known.has_experts}

@@ -66,11 +66,13 @@ class MeasuredCase:
     name: str
     """Name of the case: its folder's name."""
     scenario_path: Path
-    """Path of the scenario file that the arms change."""
+    """Path of the scenario file. Each measured configuration (arm) has changes of this scenario."""
     client: Client
     """The benchmark client that measured, which decides how metrics are computed."""
     seeds: tuple[int, ...]
-    """Seeds of random numbers. Each arm is simulated once with each seed, and the means count."""
+    """Seeds of random numbers. Each configuration is simulated once with each seed. Its simulated values are means over
+    the seeds.
+    """
     arms: tuple[MeasuredArm, ...]
     """The measured configurations."""
 

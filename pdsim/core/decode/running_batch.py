@@ -37,8 +37,8 @@ class RunningRequest(Request):
     max_output_tokens: int
     num_output_tokens: int = 0
     """Number of output tokens. The batch updates this number when the request leaves and before a policy reads it."""
-    joined_at_step: int = 0
-    """Number of steps that the batch had run when num_output_tokens was last updated."""
+    counted_at_step: int = 0
+    """Number of steps that the batch had run when the request joined, or when num_output_tokens was last updated."""
     output: TokenSequence | None = None
     """Output tokens that the request had when it was last retracted. None: the tokens are unknown, or there is no
     prefix cache."""
@@ -125,7 +125,7 @@ class RunningBatch(Generic[RequestT]):
 
     def join(self, request: RequestT) -> None:
         """Adds a request whose KV is complete and whose latest output token is known."""
-        request.joined_at_step = self.num_steps
+        request.counted_at_step = self.num_steps
         self._requests[request.request_id] = request
         self._joined.append(request.request_id)
         self.num_requests += 1
@@ -347,11 +347,11 @@ class RunningBatch(Generic[RequestT]):
         """Step number modulo page_size at which a request needs a new page. The phase stays the same while the request
         runs.
         """
-        return (request.joined_at_step - request.num_kv_tokens) % self._page_size
+        return (request.counted_at_step - request.num_kv_tokens) % self._page_size
 
     def _update(self, request: RequestT) -> None:
-        request.num_output_tokens += self.num_steps - request.joined_at_step
-        request.joined_at_step = self.num_steps
+        request.num_output_tokens += self.num_steps - request.counted_at_step
+        request.counted_at_step = self.num_steps
 
 
 class Drafts(NamedTuple):

@@ -99,14 +99,14 @@ class HostCache:
         node, _ = self._prefix_cache.lock_path(sequence, stop)
         for step in path_to(node):
             if step.host is None:
-                self._find(step)
+                self._link(step)
         self._prefix_cache.unlock(node)
 
     # Loading.
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Number of host pages that a prompt can load after its first num_shared pages, up to its first max_tokens
-        tokens. 0 if these pages have fewer tokens than least_tokens.
+        tokens. 0 if these pages have fewer tokens than a load needs (the constructor's least_tokens).
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
@@ -156,7 +156,7 @@ class HostCache:
         for a chunk.
         """
         if node.host is None and node.parent is not None:
-            self._find(node)
+            self._link(node)
         if is_whole:
             for step in path_to(node):
                 step.num_inserts += 1
@@ -202,9 +202,9 @@ class HostCache:
         self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
-    def _find(self, node: Node) -> None:
-        """Links a new node of the GPU's tree to host nodes with the same tokens. Splits the GPU node where host nodes
-        end.
+    def _link(self, node: Node) -> None:
+        """Links a new node of the GPU's tree to the host nodes that have the same tokens. Splits the GPU node where
+        host nodes end.
         """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         for part in self.path_behind(end, node.start):

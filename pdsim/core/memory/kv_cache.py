@@ -162,9 +162,9 @@ class KvCache:
         return False
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of a prompt's next chunk, at most num_tokens. Subclasses for models with states end chunks
-        earlier. start: index of the chunk's first token. prefill_end: number of the request's tokens that are computed
-        as a prompt. limit: maximum tokens of one step.
+        """Number of tokens of a prompt's next chunk: num_tokens, which the present step has left for it. Subclasses for
+        models with states end chunks earlier. start: index of the chunk's first token. prefill_end: number of the
+        request's tokens that are computed as a prompt. limit: maximum tokens that any step computes of one prompt.
         """
         return num_tokens
 

@@ -90,7 +90,7 @@ class OffloadCache:
             self.tree.unlock(end)
             return
         if num_host_pages > self.pool.num_free:
-            self.tree.evict(num_host_pages - self.pool.num_free, self._leave)
+            self.tree.evict(num_host_pages - self.pool.num_free, self._free_state)
         host_pages = self.pool.allocate(num_host_pages)
         leaf, _ = self.tree.insert(prompt, stop, host_pages[:num_pages], end)
         self.tree.lock(leaf, below=end)
@@ -113,8 +113,8 @@ class OffloadCache:
             node = node.parent
         return node
 
-    def _leave(self, node: Node) -> None:
-        """Frees the host pages of an evicted node's state."""
+    def _free_state(self, node: Node) -> None:
+        """Frees the host pages of the state that is kept at an evicted node, if there is one."""
         self.pool.free(self.states.pop(node, []))
 
     def on_stored(self, store: int) -> None:
@@ -164,7 +164,7 @@ class OffloadCache:
 
     def flush(self) -> None:
         """Drops all blocks that no copy under way reads or writes."""
-        self.tree.evict(self.tree.num_evictable_pages, self._leave)
+        self.tree.evict(self.tree.num_evictable_pages, self._free_state)
 
     def _end(self, copy: BlockCopy) -> None:
         self._under_way.difference_update(copy.host_pages)

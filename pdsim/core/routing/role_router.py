@@ -201,7 +201,7 @@ class RoleRouter:
         self._loads[instance_id].add(num_requests, num_tokens)
 
     def on_computed(self, request_id: int) -> None:
-        """Handles the message that a request's prompt is computed."""
+        """Counts the tokens of a request's prompt as computed, if this router counts uncached tokens."""
         if self._work is not None:
             self._work.on_computed(request_id)
 

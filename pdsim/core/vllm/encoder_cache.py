@@ -27,9 +27,9 @@ class MediaChoice(NamedTuple):
 
 class EncoderCache:
     def __init__(self, max_tokens: int, *, splits_items: bool = True) -> None:
-        """max_tokens: maximum number of tokens of items whose embeddings are kept. vLLM has the same limit for the
-        items that one step encodes (compute_mm_encoder_budget). It needs no test of its own, because the cache keeps
-        the items of a step.
+        """max_tokens: maximum number of tokens of items whose embeddings are kept. vLLM also limits the items that one
+        step encodes to this number (compute_mm_encoder_budget). This class need not check that, because the cache keeps
+        all items that a step encodes.
 
         splits_items: False: no chunk ends within an item (disable_chunked_mm_input).
         """

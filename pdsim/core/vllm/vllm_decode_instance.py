@@ -167,7 +167,9 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Limit of num_active for admission. Requests with KV on its way raise it by 1, because they take no slot."""
+        """Admission stops when num_active reaches this number. Only active requests in the batch take places. Each
+        other active request (its KV is on its way, or it is ready) therefore raises this number by 1.
+        """
         num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
         return self._num_places + num_slotless
 
@@ -176,7 +178,9 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Admits queued requests unless a prompt before them waits. Returns the number of steps until the next call."""
+        """Admits queued requests, unless a prompt that waits to be computed here was preempted or arrived before them.
+        Returns the number of decode steps after which admission is tried again, if no message comes first.
+        """
         if not self._builder.waiting:
             return super()._take_in(commands)
         first = next(iter(self._builder.waiting))

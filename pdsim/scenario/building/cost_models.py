@@ -99,15 +99,15 @@ def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[flo
     offsets = [length - mean for length in lengths]
     mean_square = fmean([offset * offset for offset in offsets])
     bends = [offset * offset - mean_square for offset in offsets]  # orthogonal to the offsets, as these are to 1
-    quadratic, slope = (_share(part, times) for part in (bends, offsets))
+    quadratic, slope = (_coefficient(basis, times) for basis in (bends, offsets))
     return quadratic, slope - 2 * quadratic * mean
 
 
-def _share(part: Sequence[float], times: Sequence[float]) -> float:
-    """Coefficient of one basis function in a least-squares fit of `times` by a sum of orthogonal basis functions. part:
-    values of the basis function, one per time.
+def _coefficient(basis: Sequence[float], times: Sequence[float]) -> float:
+    """Coefficient of one basis function in a least-squares fit of `times` by a sum of orthogonal basis functions.
+    basis: values of the basis function, one per time.
     """
-    found: float = sum(map(mul, part, times)) / sum(map(mul, part, part))
+    found: float = sum(map(mul, basis, times)) / sum(map(mul, basis, basis))
     return found
 
 

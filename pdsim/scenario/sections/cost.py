@@ -309,7 +309,9 @@ class CostChoice(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """The roles whose times have a range, from the fastest to the slowest server."""
+        """The roles whose step times are not known exactly: they have a range, from those of the fastest server to
+        those of the slowest.
+        """
         return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
 
     def _ends(self, role: str) -> Interval | None:

@@ -51,7 +51,9 @@ class FrontEndSettings(Section):
 
     @property
     def is_uncertain(self) -> bool:
-        """True if the times are those of a kind of front end, which have a range."""
+        """True if all times are the usual ones of `kind`, so that the times of this kind's fastest and slowest servers
+        are known as a range. False: the user gave a time, or no kind.
+        """
         return self.kind is not None and self.of_times(self) == self.of_times(FrontEndSettings(kind=self.kind))
 
     @property

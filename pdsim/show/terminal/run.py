@@ -119,7 +119,9 @@ def cluster_text(scenario: Scenario) -> str:
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """The requests that count, as text: their number, lengths and source, and when they are sent."""
+    """The requests from which the numbers of a summary come, as text: how many, lengths, source, and when they are
+    sent. Requests that warm up are named apart.
+    """
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
     path = getattr(scenario.workload, "path", None)

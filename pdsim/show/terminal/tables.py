@@ -54,7 +54,9 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
-    """Table of the first run and of those named in `others`. A run that is alone has its range beside it."""
+    """Table of the first run and of those named in `others`. If there is only one run, a column has the ranges of its
+    numbers.
+    """
     first = next(iter(summaries))
     shown = [first, *others]
     interval = ranges_of(summaries[first]) if len(summaries) == 1 else {}

@@ -242,8 +242,8 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the loop must wait for a result or a message. answer: result of the oldest step under way;
-        None: the loop gets no result, because another step may begin or a wait has ended.
+        """Runs the instance's control loop until it waits for a result or a message, and begins the steps that it
+        yields. answer: what the loop gets: result of the oldest step; None: another step may begin, or a wait is over.
         """
         self._is_pausing = False
         if self._held:

@@ -10,7 +10,7 @@ from simpy.events import EventPriority
 from pdsim.core.messages import DecodeStep, PrefillStep, Result, StepResult, Verified
 from pdsim.core.sequence import Spans
 from pdsim.cost.cold_server import ColdServer
-from pdsim.cost.model import FRACTION_BITS, STANDING, DecodeLine
+from pdsim.cost.model import FRACTION_BITS, NO_TIME, DecodeLine
 from pdsim.cost.step_times import StepTimes
 from pdsim.metrics.records import StepRecord
 from pdsim.sim.bus import Alarm, Timeline
@@ -290,7 +290,7 @@ class DecodeRun:
         self._start_ns = start_ns
         self._prompts = prompts
         self._cold = None
-        self._clock.begin(STANDING.later(duration_ns), step)
+        self._clock.begin(NO_TIME.later(duration_ns), step)
         self._executor.begin(step)
         self._end_after(step, 1)
 

@@ -83,8 +83,8 @@ class Ends:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Context manager in which forked processes simulate the ends, if CPU cores are free. The processes end with
-        the context.
+        """Context in which forked processes simulate the two runs with the fastest and with the slowest step times, if
+        CPU cores are free. The processes end with the context.
         """
         with ExitStack() as stack:
             if self._is_long and _can_fork():
@@ -126,8 +126,9 @@ class _Told(Exception):  # noqa: N818  no error: the part tells all
 
 class _End:
     """One end of the range: a run of the same load with the fastest or the slowest step times. The process that made
-    this object simulates the end when its numbers are needed. part_requests: number of first requests after which the
-    judge may extrapolate; None: all requests are simulated.
+    this object simulates the run when its numbers are needed. part_requests: number of first requests after which the
+    run may end, if its numbers can be extrapolated to the whole load; None: all requests are simulated. verdict_of,
+    own_itl: as for Ends.
     """
 
     def __init__(

@@ -48,7 +48,9 @@ class Band:
 
 
 def bands(base: Mapping[str, float], repeated: Sequence[Mapping[str, float]]) -> dict[str, Band]:
-    """Returns the band of each number. base: numbers of the run itself. repeated: numbers of its repetitions."""
+    """Returns the smallest and the largest value of each number (its Band) over the run itself and its repetitions.
+    base: numbers of the run itself. repeated: numbers of its repetitions.
+    """
     found = {}
     for name, value in base.items():
         values = [value, *(one[name] for one in repeated)]

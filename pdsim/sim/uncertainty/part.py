@@ -53,8 +53,9 @@ class Change(NamedTuple):
     error: float
     """Relative standard error of the ratio of mean TTFT or of mean latency, whichever is higher."""
     drift: float
-    """How much the ratio differs between the first half and the second half of the first requests, relative. Computed
-    for mean TTFT and for mean latency; this is the higher value."""
+    """Relative difference between the ratios (`ratios`) over the first and over the second half of the first requests.
+    The larger of two values: for mean TTFT, and for mean latency.
+    """
 
 
 def part_size(num_requests: int) -> int | None:

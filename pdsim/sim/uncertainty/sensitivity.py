@@ -44,7 +44,7 @@ class Sensitivity:
 
     resource: str
     changes: Mapping[str, float]
-    """Relative change of each metric."""
+    """For each metric: its relative change if the cluster has GAIN more of the resource."""
     relief: str
     """Fields of the scenario that increase the resource, as text. Empty: no field does."""
     noise: Mapping[str, Band] = field(default_factory=dict)

@@ -328,7 +328,7 @@ def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster
 
 
 def _missed(outcome: Outcome) -> Outcome:
-    """The outcome, counted as a miss. A run of the cluster with one seed missed the SLO, even if the mean over all
-    seeds meets the SLO.
+    """The outcome of a cluster that missed the SLO with one seed. Such a cluster counts as a miss, even if its mean
+    over all seeds meets the SLO.
     """
     return replace(outcome, meets=False, reason=_A_SEED_MISSES) if outcome.meets else outcome

@@ -156,7 +156,7 @@ class Torn(NamedTuple):
     num_bytes: int
     """Number of bytes that one pair of ranks sends."""
     ms: float
-    """Duration in ms if no other transfer uses the links."""
+    """Duration of the transfer in ms if no other transfer uses the links."""
 
 
 def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
@@ -302,8 +302,8 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Bytes that a prefill rank sends to a decode rank for the part of a prompt that one forward computes. num_tokens:
-    number of tokens of the prompt.
+    """Size in bytes of the largest staging cell of a prompt of num_tokens tokens: the KV that one forward computes, as
+    one prefill rank sends it to one decode rank.
     """
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens

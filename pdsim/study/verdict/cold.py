@@ -29,9 +29,9 @@ class ColdWave:
     num_requests: int
     """Number of requests that were sent before any request had ended."""
     late_ns: int
-    """Median delay in ns of these requests' ends, minus the median delay of the requests sent after them. A stall of a
-    decode server delays the first token of some requests and later tokens of others, so TTFT and TPOT are not told
-    apart.
+    """Median delay in ns of the ends of the requests that were sent before any had ended, minus the median delay of
+    those sent later. A stall of a decode server delays the first token of some requests and later tokens of others, so
+    TTFT and TPOT are not told apart.
     """
 
 

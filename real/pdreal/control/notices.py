@@ -75,7 +75,9 @@ class Settle(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The answer to Settle. leak: says what the instance still holds of requests, which is an error. Empty: nothing."""
+    """A leader's answer to the launcher's notice that all requests have ended (Settle). leak: names what the instance
+    still holds for requests, such as pages or locks, which is an error. Empty: the instance holds nothing.
+    """
 
     instance_id: str
     leak: str
@@ -142,7 +144,9 @@ class Time(NamedTuple):
 
 
 class SpawnRanks(NamedTuple):
-    """The launcher tells an agent to start the ranks of an instance. The payload has the ranks' settings."""
+    """The launcher tells an agent to start the ranks of an instance. The channel sends the ranks' settings (a list of
+    RankSpec) as the payload beside this notice.
+    """
 
 
 class KillRanks(NamedTuple):

@@ -294,8 +294,8 @@ def _spacings_us(groups: Sequence[Sequence[int]]) -> list[float]:
 
 def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Iterator[Row]:
     """Yields one row for each size of transfers: the time between the starts of two transfers of a worker, if the
-    second was queued while the first ran. waves: the requests whose transfers count. transport: name of the transfer
-    engine.
+    second was queued while the first ran. waves: requests that were sent in waves, many at once; other transfers do not
+    count. transport: name of the transfer engine.
     """
     of_waves = {request.request_id for request in waves}
     by_worker: dict[int, list[TransferRecord]] = {}

@@ -397,8 +397,8 @@ def decode_mover(
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
-    """Returns the size in bytes of the largest cell that one pair of ranks stages. Larger cells are sent without
-    staging, or not at all.
+    """Returns the size in bytes of the largest cell that a pair of ranks can stage: what one forward computes, but not
+    more than fits the pair's share of the ring, and the prefill rank's buffer. 0: nothing is staged.
     """
     plan = wiring.staging_plan(scenario)
     if plan is None or not exchange.wire.slices:

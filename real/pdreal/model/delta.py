@@ -223,12 +223,11 @@ def _left(use: StateUse, num_tokens: int) -> list[tuple[int, int]]:
 
 
 class DeltaDecode:
-    """The recurrence over one token of each sequence. States change in place."""
+    """The recurrence over one token of each sequence. States change in place. slots, tracked: slots of each sequence
+    for its state, and for a copy of its new state (0: no copy), [sequences] in int32.
+    """
 
     def __init__(self, states: StatePool, slots: Tensor, tracked: Tensor) -> None:
-        """slots: slot of each sequence's state, [sequences] in int32. tracked: second slot to which the new state is
-        written; 0: none.
-        """
         self._states = states
         self._slots = slots
         self._tracked = tracked

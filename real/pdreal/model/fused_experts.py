@@ -52,7 +52,9 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds the best experts of one token and their weights, which sum to 1. Adds the token to the experts' lists."""
+    """Finds one token's ACTIVE best experts by its scores, and their weights, which sum to 1; then as `enter`. scores:
+    [tokens, EXPERTS] in TYPE. PADDED, PLACES: EXPERTS and ACTIVE, rounded up to powers of two.
+    """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, PADDED)
@@ -143,8 +145,8 @@ def enter(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Writes the experts that a token chose, and appends the token to the list of each of them that this rank holds:
-    experts FIRST to FIRST + LISTS - 1.
+    """Stores the experts of one token (chosen) and their weights (share) in the tensors of _Lists, and appends its rows
+    to the lists of own experts (FIRST to FIRST + LISTS - 1). Places from ACTIVE on are padding. tokens: of the batch.
     """
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
@@ -327,8 +329,8 @@ def _enter(shares_row: int, choices_row: int, num_active: int, own: range) -> La
 def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, row: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
-    """Returns the launchers of gate_up_kernel and down_kernel, and the number of columns that one program of each
-    computes. dtype: type of activations. narrow: type of weights in memory. row: distance of two inputs in elements.
+    """Returns the launchers of gate_up_kernel and down_kernel, and the columns that one program of each computes.
+    dtype, narrow: types of activations and of stored weights. row: elements from an input to the next. rows: per block.
     """
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)

@@ -26,7 +26,7 @@ from pdreal.control.tasks import (
     Seed,
 )
 from pdreal.memory.state_slots import StateSlots
-from pdreal.rank.speculation import Lacking, Speculation
+from pdreal.rank.speculation import SequenceToVerify, Speculation
 from pdsim.core import messages as m
 from pdsim.core.memory.kv_cache import Lease
 from pdsim.core.messages import DecodeStep, PrefillChunk, PrefillStep, PureStep, Result, StepResult, Verified
@@ -88,11 +88,11 @@ class _Sequence:
         return len(self.tokens) - 1
 
     @property
-    def lacking(self) -> Lacking:
-        """Data of the sequence that a step needs to verify drafts."""
+    def to_verify(self) -> SequenceToVerify:
+        """Data of the sequence from which a step that verifies drafts begins."""
         num_output_tokens = len(self.tokens) - self.num_prompt_tokens
         num_lacking = self.most_tokens - len(self.tokens)
-        return Lacking(self.request_id, num_output_tokens, num_lacking, self.sampling.reference)
+        return SequenceToVerify(self.request_id, num_output_tokens, num_lacking, self.sampling.reference)
 
     @property
     def output(self) -> TokenIds:
@@ -346,7 +346,7 @@ class Executor:
     def _drafts(self, sequences: Sequence[_Sequence]) -> DraftRows | None:
         if self._speculation is None:
             return None
-        return self._speculation.begin([sequence.lacking for sequence in sequences])
+        return self._speculation.begin([sequence.to_verify for sequence in sequences])
 
     def _changes(self) -> tuple[PageTableChange, ...]:
         """Returns changes of page tables since the last step: for rows that hold another sequence than before, and for

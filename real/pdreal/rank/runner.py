@@ -55,7 +55,7 @@ class LayerProgress:
         """Notes that the layer's keys and values are written or, on a GPU, that their writing is queued in the
         stream.
         """
-        num_done = self._groups_within(layer + 1)
+        num_done = self._num_groups_within(layer + 1)
         if self._on_layers is None or num_done == self._num_done:
             return
         self._num_done = num_done
@@ -75,9 +75,9 @@ class LayerProgress:
             if self._on_layers is not None:
                 self._on_layers(num_done)
 
-    def _groups_within(self, num_layers: int) -> int:
-        """Returns how many whole groups the first num_layers layers contain. Group g ends with layer num_layers * (g +
-        1) // num_groups.
+    def _num_groups_within(self, num_layers: int) -> int:
+        """Returns how many whole groups the first num_layers layers contain. Of a model with L layers, the first g
+        groups contain the first L * g // num_groups layers.
         """
         num_groups = self._num_groups
         return min(num_groups, ((num_layers + 1) * num_groups - 1) // self._num_layers) if num_groups else 0
@@ -273,7 +273,7 @@ class ModelRunner:
         tokens, positions = torch.tensor(batch.tokens), torch.tensor(batch.num_kv_tokens)
         slots = torch.tensor(batch.states, dtype=torch.int32)
         delta = None if self.states is None else DeltaDecode(self.states, *slots.unbind(1))
-        attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._changed_tables(batch), delta)
+        attend = GatheredDecode(self.kv, batch.num_kv_tokens, self._updated_tables(batch), delta)
         chosen = self._choose(self.model.hidden(tokens, positions, attend), batch.draws)
         self._end_recording(self.model.choices)
         return chosen
@@ -283,7 +283,7 @@ class ModelRunner:
         draft is nearly the target's choice, else 0. seeds: pairs (place, seed) of sequences that join the batch.
         """
         assert self._drafter is not None
-        num_verified, tables = self._drafter.num_verified, self._changed_tables(batch)
+        num_verified, tables = self._drafter.num_verified, self._updated_tables(batch)
         self._drafter.plant(seeds)
         chunks = verified_chunks(batch.num_kv_tokens, tables, num_verified)
         attend_all = PagedPrefill(self.kv, chunks, self.model.device, lambda _: None)
@@ -299,8 +299,10 @@ class ModelRunner:
         wait_for_engines(self.model.device)
         return self._graphs.launch(batch)
 
-    def _changed_tables(self, batch: DecodeBatch) -> list["array[int]"]:
-        """Returns the page tables of all rows, for a CPU. On a GPU the graphs keep the tables."""
+    def _updated_tables(self, batch: DecodeBatch) -> list["array[int]"]:
+        """Applies the batch's changes to the page tables, and returns the tables of all rows. For steps without CUDA
+        graphs only, because graphs keep page tables of their own.
+        """
         for row, start, pages in batch.changes:
             self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)
         return [self._page_tables[row] for row in range(len(batch.tokens))]

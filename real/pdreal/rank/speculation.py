@@ -29,8 +29,8 @@ class _State:
 
 
 @dataclass(frozen=True)
-class Lacking:
-    """Data of a sequence by which the leader begins a step that verifies drafts."""
+class SequenceToVerify:
+    """Data of one sequence from which a step that verifies drafts begins."""
 
     request_id: int
     num_output_tokens: int
@@ -84,7 +84,7 @@ class Speculation:
         self.leave(request_id)
         self._states.pop(request_id, None)
 
-    def begin(self, rows: Sequence[Lacking]) -> DraftRows:
+    def begin(self, rows: Sequence[SequenceToVerify]) -> DraftRows:
         """Decides how many drafts of each row a step accepts. Gives sequences that join the batch a place for their
         draft state.
         """

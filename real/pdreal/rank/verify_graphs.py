@@ -11,7 +11,7 @@ from pdreal.rank.drafting import Drafter, columns_of, rows_of
 from pdreal.rank.graphs import DecodeGraphs
 
 _NUM_COLUMNS = 4
-"""Number of inputs of each sequence, without the tokens to verify in place of proposals (`taught`)."""
+"""Number of a step's input columns before the columns of `taught`: those of the first four fields of VerifyRows."""
 
 
 class VerifyGraphs(DecodeGraphs):

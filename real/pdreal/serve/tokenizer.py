@@ -63,7 +63,7 @@ class Tokenizer:
         return self.encode("".join(f"{role}: {content}\n" for role, content in messages) + "assistant:")
 
     def _spelled_out(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yields start, end and token of each spelled-out token in the text."""
+        """Yields start, end and token of each token that the text spells out as its number, such as <0x00> or <312>."""
         for match in re.finditer(SPELLED_OUT, text):
             token = int(match[0][1:-1], 16 if match[0].startswith("<0x") else 10)
             if token < self.vocab_size and piece(token) == match[0]:
@@ -144,8 +144,8 @@ def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Returns the content of tokenizer.json. A spelled-out token is one token; each other character is one token, or
-    its UTF-8 bytes.
+    """Returns the content of tokenizer.json. A token that a text spells out as its number, such as <312>, is one token;
+    each other character is one token, or its UTF-8 bytes.
     """
     return {
         "version": "1.0",

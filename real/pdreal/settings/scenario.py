@@ -28,7 +28,9 @@ _FIELDS_BYTES = 1 << 16
 
 
 class Room(NamedTuple):
-    """Size of the largest request, in tokens. If prompt and output share a pool, the prompt counts in whole pages."""
+    """Limits for one request, in tokens: the largest that pools and context can hold. If prompt and output share a
+    pool, the prompt counts in whole pages.
+    """
 
     prompt_tokens: int
     """Largest number of prompt tokens."""
@@ -37,7 +39,9 @@ class Room(NamedTuple):
     page_size: int = 1
     """Number of tokens of a page."""
     reserved_tokens: int = 0
-    """Number of tokens of decode's pool that the admission policy keeps free."""
+    """Number of tokens of decode's pool that the admission policy keeps free. total_tokens already leaves them out;
+    refusals name them as the reason.
+    """
 
     @classmethod
     def of(cls, scenario: Scenario, context: int) -> "Room":

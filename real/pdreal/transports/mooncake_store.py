@@ -20,8 +20,8 @@ storage/mooncake_store/mooncake_store.py:31, DEFAULT_LOCAL_BUFFER_SIZE)."""
 _WARM_UPS = 20
 """Maximum number of attempts at a client's first write, which may fail at first (SGLang 0.5.23,
 mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup)."""
-_WARM_UP_S = 0.25
-"""Delay in s between two attempts at a client's first write."""
+_WARM_UP_DELAY_S = 0.25
+"""Delay in s after a failed attempt at a client's first write, before the next attempt."""
 _IS_THERE = 1
 _CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ class MooncakeStore:
         for _ in range(_WARM_UPS):
             if (code := self._store.put(f"warm-up-{uuid4()}", b"0")) == 0:
                 return
-            sleep(_WARM_UP_S)
+            sleep(_WARM_UP_DELAY_S)
         raise UnavailableError(f"Mooncake's store takes no object (code {code})")
 
     def num_there(self, names: Sequence[str]) -> int:
