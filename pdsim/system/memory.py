@@ -7,6 +7,7 @@ from math import lcm
 from typing import Literal, NamedTuple
 
 from pdsim.dataclass import dataclass
+from pdsim.inputs import InputError
 from pdsim.system.catalog import GpuSpec
 from pdsim.system.draft import DraftModel
 from pdsim.system.encoder import VisionEncoder
@@ -46,7 +47,7 @@ A2aBackend = Literal["none", "deepep", "mori"]
 """Library that sends tokens to whole experts of other GPUs. none: each GPU gets all tokens. mori is timed as deepep."""
 
 
-class LayoutError(ValueError):
+class LayoutError(InputError):
     """Raised if a model cannot be laid out on the given GPUs."""
 
 

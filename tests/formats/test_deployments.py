@@ -431,6 +431,9 @@ def test_a_load_may_lie_beside(tmp_path, name):
         ),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{a}'", "--kv-transfer-config {a}: expected JSON"),
         ("a.sh", f"vllm serve Qwen/Qwen3-8B --kv-transfer-config {'[' * 10**4}", "[: expected JSON"),
+        ("a.sh", """vllm serve Qwen/Qwen3-8B --kv-transfer-config '{"kv_role": []}'""", "expected another value"),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-offloading-size 1e300", "1e300: expected another value"),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B -tp 0", "--tensor-parallel-size 0: expected a whole number above 0"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),
     ],
 )
@@ -447,6 +450,7 @@ def test_what_cannot_be_read_says_where_and_why(tmp_path, name, text, message):
         ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 LMCACHE_CHUNK_SIZE=128 ", {}, ("20 GiB", 128)),
         ("LMCACHE_MAX_LOCAL_CPU_SIZE=20 ", {"lmcache.max_local_cpu_size": 7.5}, ("7.5 GiB", None)),
         ("", {}, ("5 GiB", None)),
+        ("", 5, ("5 GiB", None)),
         ("LMCACHE_USE_LAYERWISE=True ", {}, ("5 GiB", None)),
         ("LMCACHE_LOCAL_CPU=False ", {}, (None, None)),
     ],

@@ -132,6 +132,7 @@ def test_a_script_may_write_the_options_itself(tmp_path):
         ("disagg.yaml", "context_servers: {num_instances: two}", "num_instances: expected a whole number, found 'two'"),
         ("disagg.yaml", "context_servers: {num_instances: 2, urls: [a:1]}", "expected as many urls as num_instances 2"),
         ("ctx.yaml", "max_num_tokens: 0", "ctx.yaml: --max-num-tokens 0: expected a whole number above 0"),
+        ("ctx.yaml", "tensor_parallel_size: 1000", "tp 1000 does not divide the 64 query heads"),
         ("ctx.yaml", "max_batch_size: many", "ctx.yaml: --max-batch-size many: expected a whole number"),
     ],
 )

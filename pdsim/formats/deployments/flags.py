@@ -23,6 +23,7 @@ from pdsim.formats.deployments.readers import (
     of_common,
     of_server,
     one_of,
+    positive_of,
     sizes_of,
     text_of,
 )
@@ -138,9 +139,9 @@ def _transport(read: Read, value: Value) -> None:
 
 
 SGLANG: dict[str, Reader] = {
-    **dict.fromkeys(("tp-size", "tensor-parallel-size", "tp"), of_server("tp")),
-    **dict.fromkeys(("dp-size", "data-parallel-size", "dp"), of_server("dp")),
-    **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), of_server("pp")),
+    **dict.fromkeys(("tp-size", "tensor-parallel-size", "tp"), of_server("tp", positive_of)),
+    **dict.fromkeys(("dp-size", "data-parallel-size", "dp"), of_server("dp", positive_of)),
+    **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), of_server("pp", positive_of)),
     **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), _ep),
     "moe-a2a-backend": _a2a_backend,
     "deepep-mode": nothing,
@@ -238,28 +239,29 @@ _KV_ROLES = inverse(vllm.KV_ROLES)
 
 
 def _transfer_config(read: Read, value: Value) -> None:
-    found = json_of(value)
-    for config in _configs(found):
-        if config.get("kv_connector") == host_memory.LMCACHE and config.get("kv_role") == "kv_both":
-            read.server["lmcache"] = config.get("kv_connector_extra_config") or {}
-        elif config.get("kv_connector") == host_memory.KVBM:
+    for config in _configs(json_of(value)):
+        connector, role, extra = config.get("kv_connector"), config.get("kv_role"), _extra_of(config)
+        if connector == host_memory.LMCACHE and role == "kv_both":
+            read.server["lmcache"] = extra
+        elif connector == host_memory.KVBM:
             read.server["kvbm"] = True
-        elif config.get("kv_connector") in _CONNECTORS:
+        elif connector in _CONNECTORS:
             read.common.setdefault("network.transport", _moved_by(config))
-            if config["kv_connector"] == vllm.NIXL_PUSH:
+            if connector == vllm.NIXL_PUSH:
                 read.common["network.nixl_push"] = True
-        if config.get("kv_role") in _KV_ROLES:
-            read.server.setdefault("role", _KV_ROLES[config["kv_role"]])
-        extra = config.get("kv_connector_extra_config")
-        if isinstance(extra, dict) and isinstance(extra.get("kv_lease_duration"), int):
+        if role in _KV_ROLES:
+            read.server.setdefault("role", _KV_ROLES[role])
+        if isinstance(extra.get("kv_lease_duration"), int):
             read.server["hold_timeout"] = f"{extra['kv_lease_duration']} s"
-        if (
-            config.get("kv_connector") == host_memory.OFFLOADING
-            and isinstance(extra, dict)
-            and extra.get("cpu_bytes_to_use")
-        ):
+        if connector == host_memory.OFFLOADING and extra.get("cpu_bytes_to_use"):
             read.server["offload_bytes"] = whole(extra["cpu_bytes_to_use"])
     read.server["has_connector"] = True
+
+
+def _extra_of(config: dict[str, Any]) -> dict[str, Any]:
+    """A connector's own settings. Empty if it has none, or no object."""
+    extra = config.get("kv_connector_extra_config")
+    return extra if isinstance(extra, dict) else {}
 
 
 def _offload_gibibytes(read: Read, value: Value) -> None:
@@ -267,8 +269,7 @@ def _offload_gibibytes(read: Read, value: Value) -> None:
 
 
 def _moved_by(config: dict[str, Any]) -> str:
-    extra = config.get("kv_connector_extra_config")
-    is_libfabric = isinstance(extra, dict) and extra.get("backends") == ["LIBFABRIC"]
+    is_libfabric = _extra_of(config).get("backends") == ["LIBFABRIC"]
     return "nixl-libfabric" if is_libfabric else _CONNECTORS[config["kv_connector"]]
 
 
@@ -278,15 +279,14 @@ def _configs(found: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
-    extra = found.get("kv_connector_extra_config")
-    inside = extra.get("connectors") if isinstance(extra, dict) else None
+    inside = _extra_of(found).get("connectors")
     return [found, *(one for one in inside or [] if isinstance(one, dict))]
 
 
 VLLM: dict[str, Reader] = {
-    **dict.fromkeys(("tensor-parallel-size", "tp"), of_server("tp")),
-    **dict.fromkeys(("data-parallel-size", "dp"), of_server("dp")),
-    **dict.fromkeys(("pipeline-parallel-size", "pp"), of_server("pp")),
+    **dict.fromkeys(("tensor-parallel-size", "tp"), of_server("tp", positive_of)),
+    **dict.fromkeys(("data-parallel-size", "dp"), of_server("dp", positive_of)),
+    **dict.fromkeys(("pipeline-parallel-size", "pp"), of_server("pp", positive_of)),
     **dict.fromkeys(("decode-context-parallel-size", "dcp"), _divides("dcp")),
     **dict.fromkeys(("dcp-kv-cache-interleave-size", "cp-kv-cache-interleave-size"), nothing),
     "enable-expert-parallel": of_server("whole_experts", is_flag(found=True)),
@@ -361,12 +361,13 @@ def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
             before = len(read.aside)
             try:
                 table[name](read, value)
-            except (ValueError, TypeError) as wrong:
+            except (ValueError, TypeError, OverflowError) as wrong:
                 if "$" in shown:
                     read.unknown.add(name)
                     read.aside.append(f"{shown}: the file does not set it")
                     continue
-                raise ValueError(f"{shown}: expected {wrong or 'another value'}") from None
+                wanted = wrong if isinstance(wrong, ValueError) else "another value"
+                raise ValueError(f"{shown}: expected {wanted}") from None
             if len(read.aside) == before:
                 read.understood.append(shown)
         elif name not in SILENT:

@@ -55,8 +55,8 @@ def _trtllm_kv_dtype(read: Read, value: Value) -> None:
 
 
 TRTLLM: dict[str, Reader] = {
-    **dict.fromkeys(("tensor-parallel-size", "tp-size"), of_server("tp")),
-    **dict.fromkeys(("pipeline-parallel-size", "pp-size"), of_server("pp")),
+    **dict.fromkeys(("tensor-parallel-size", "tp-size"), of_server("tp", positive_of)),
+    **dict.fromkeys(("pipeline-parallel-size", "pp-size"), of_server("pp", positive_of)),
     **dict.fromkeys(
         ("moe-expert-parallel-size", "ep-size"), of_server("whole_experts", lambda value: count_of(value) > 1)
     ),
