@@ -129,7 +129,10 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
 
 @contextmanager
 def _new_folder(folder: Path, own: Collection[str]) -> Iterator[Path]:
-    """Context with a new folder in `folder`. Empty folders that the context made are removed at its end."""
+    """Context with a new folder inside `folder`, which is removed at the context's end with all that is left in it. If
+    the context also had to make `folder` or its parents, those that are empty then are removed, too. First removes such
+    new folders of programs that were killed. own: patterns of the files that this program may remove.
+    """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     with _written_alone(folder):

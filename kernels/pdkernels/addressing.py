@@ -36,7 +36,9 @@ def table_entry(table, plane):
 
 @triton.jit
 def words(unit):
-    """Returns the offsets of both 8-byte words of each unit: [n, 2] from [n]."""
+    """Returns the offsets of the two 8-byte words of each unit (16 bytes), [n, 2]. unit: offsets of the units, [n], as
+    numbers of units.
+    """
     return unit[:, None] * 2 + tl.arange(0, 2)[None, :]
 
 
@@ -44,9 +46,10 @@ def words(unit):
 def unit_in_pool(
     pages, unit, live, ROW: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr
 ):
-    """Returns the offsets of units in a plane, counted from the first moved head. pages: address of the request's page
-    list. unit: numbers of units. live: mask of the units that exist. ROW: units moved per token. HEAD: units per head.
-    HEADS: heads of the plane. PAGE: tokens per page. HND: True: pages have order HND; False: NHD.
+    """Returns the offset of each unit (16 bytes) in a plane, as a number of units from the beginning of the first moved
+    head. pages: address of the request's page list. unit: numbers of the units, in the order of tokens. live: mask of
+    the units that exist. ROW: units moved per token. HEAD: units per head. HEADS: heads of the plane. PAGE: tokens per
+    page. HND: True: pages have order HND; False: NHD.
     """
     token = unit // ROW
     within = unit % ROW

@@ -25,7 +25,9 @@ class Recurrence(Protocol):
 
     @property
     def conv(self) -> Tensor:
-        """[channels, taps]: queries and keys of all key heads, then values of all value heads."""
+        """Weights of the convolution, [channels, taps]. The channels are queries and keys of all key heads, then values
+        of all value heads.
+        """
         ...
 
     @property

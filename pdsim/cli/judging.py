@@ -41,7 +41,9 @@ class Judge:
         return Examined(own, dict(zip(ENDS, at_ends, strict=False)), repeated)
 
     def _repeated(self, *, quiet: bool) -> list[Outcome]:
-        """Outcomes of the scenario under the SLO, with slightly faster and slower messages."""
+        """Outcomes of repeated runs of the scenario, in which messages between instances are slightly faster or slower
+        (JITTERS).
+        """
         observation = Observation(own_itl=self.needs_own_itl)
         with progress_over("repetitions", len(JITTERS), quiet=quiet) as advance:
             found = []

@@ -53,7 +53,9 @@ class EngineRules:
     length, shortest first."""
     masks_empty_rows: bool = True
     """A CUDA graph may have more rows than the batch has tokens. True: if each GPU holds whole experts (expert
-    parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell."""
+    parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell, but not on other
+    GPUs.
+    """
     num_allocation_kernels: int = 1
     """Number of variants of a kernel that allocates pages, for each power of two of the requests. SGLang 0.5.12 has one
     for each alignment of the list of free pages (mem_cache/allocator.py:434); 0.5.23 has one

@@ -34,7 +34,9 @@ class HostMoves:
     """
 
     fixed_ns: float
-    """Fixed time in ns of the exchanges of all layers."""
+    """Time in ns that all-reduces and exchanges with experts on other hosts take in one forward besides moving bytes,
+    over all layers.
+    """
     reduced_bytes: float
     """Bytes that the all-reduces of all layers send through one NIC, for each token that the instance computes. Each
     NIC receives as many bytes."""
@@ -49,7 +51,9 @@ class HostMoves:
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:
-        """Bytes that the NIC of the busiest GPU receives. num_tokens, routed: see HostMoves."""
+        """Bytes that the NIC of the busiest GPU receives for num_tokens tokens of the instance. routed: num_tokens
+        times the busiest GPU's expert load, relative to the mean load.
+        """
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
@@ -59,7 +63,9 @@ class HostMoves:
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 
     def ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns of all exchanges on idle links, including the fixed time. num_tokens, routed: see HostMoves."""
+        """Time in ns of all exchanges between hosts in a forward of num_tokens tokens on idle links, including the
+        fixed time. routed: as of in_bytes.
+        """
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 
 

@@ -25,9 +25,10 @@ _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products. Matrix products therefore reach a larger share of nominal FLOP/s than on other GPUs."""
 _COVERED = 0.5
-"""An unmeasured GPU gets a range of values around the median of the measured GPUs. Ranges of this width around the same
-median contain the values of this share of the measured GPUs. Differences between servers (KERNELS_SPREAD) widen the
-range further."""
+"""An unmeasured GPU gets a range of values around the median of the measured GPUs. The range is just so wide that, if
+measured GPUs count as unmeasured one after another, this share of their values lies in the range. Differences between
+servers (KERNELS_SPREAD) widen the range further.
+"""
 MOST_REDUCED = 8
 """Number of GPUs of the largest all-reduce that was measured."""
 RING = 4
@@ -150,7 +151,7 @@ class Beyond(NamedTuple):
     slowness: float = 1
     """Factor on the experts' times."""
     spread: float = 1
-    """Factor by which the true slowness may lie above or below `slowness`."""
+    """Uncertainty of `slowness`: the true factor may be this many times as large or as small."""
     undivided: float = 1
     """Factor on the experts' time per token that more GPUs do not shorten (Kernel.token_us)."""
 

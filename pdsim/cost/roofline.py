@@ -184,11 +184,12 @@ class RooflineModel:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _gathering_ns(self, step: PrefillStep, num_groups: int) -> float:
-        """Time in ns in which a forward gathers data from other GPUs. num_groups: number of context-parallel groups
-        that share the forward's tokens. Several groups gather keys, values and hidden states.
+        """Time in ns in which GPUs of an instance receive what other GPUs hold, in a prefill forward. num_groups:
+        number of context-parallel groups of GPUs that share the prompts' tokens. If there are several, all tokens'
+        keys, values and hidden states are gathered.
 
-        With decode context parallelism, GPUs gather the latents of contexts. If KV has heads instead of latents, GPUs
-        gather the queries of prompts with a context.
+        With decode context parallelism (KV is divided by tokens): the latents of the prompts' contexts are gathered or,
+        if KV has heads instead of latents, the queries of prompts with a context; also the queries of running requests.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens
@@ -279,7 +280,9 @@ class ExpertTimes:
         return each * experts.num_active * num_parts
 
     def ns(self, num_tokens: float) -> float:
-        """Time in ns of the experts in one forward. num_tokens: mean number of tokens of an instance of the server."""
+        """Time in ns of the experts in one forward. num_tokens: number of tokens that experts compute, per
+        data-parallel instance of the server.
+        """
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp, self._num_holders) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
 

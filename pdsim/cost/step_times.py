@@ -88,7 +88,7 @@ class DecodeHostOverhead(NamedTuple):
     """Host time between two decode steps, for processing the results of one step and preparing the next."""
 
     step_ns: float = 0
-    """Time in ns of each step."""
+    """Fixed part of the host time in ns, independent of the batch."""
     request_ns: float = 0
     """Additional time in ns for each request of the batch."""
     prefill_ns: float = 0
@@ -285,8 +285,8 @@ class StepTimes:
         return graphs is not None and not graphs.has_free_rows and graphs.size(num_requests) is not None
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """As decode_line, if the experts compute expert_tokens tokens instead of the step's own. Only rooflines
-        distinguish experts.
+        """As decode_line, for data-parallel instances that share their experts: these compute expert_tokens tokens per
+        instance, instead of the step's own. Only rooflines distinguish experts.
         """
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)

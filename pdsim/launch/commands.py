@@ -32,9 +32,11 @@ class Place(NamedTuple):
     """Where a server or an encode instance runs."""
 
     hosts: tuple[Expanded, ...]
-    """Addresses of its hosts, the one that answers requests first. Each may be a shell variable, such as $HOST0."""
+    """Addresses of the hosts of the server or encode instance. The first host takes its requests. Each address may be a
+    shell variable, such as $HOST0.
+    """
     first_gpu: int
-    """Index of its first GPU on each host."""
+    """Index of the first GPU of the server or encode instance on each of these hosts."""
     number: int
     """Number of the server among all servers of the cluster, from 0."""
 

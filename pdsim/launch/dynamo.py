@@ -142,7 +142,7 @@ def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Laun
     """Commands that run the scenario with Dynamo and workers of SGLang. source, model: as pdsim.launch.ENGINES says.
     Raises ConfigError, which lists the fields that the commands cannot express.
     """
-    made, at, resolved = _begun(scenario, "dynamo", SGLANG_RULES)
+    made, at, resolved = _begin(scenario, "dynamo", SGLANG_RULES)
     made.notes += [*sglang.left_to_the_operator(scenario), *sglang.store_note(scenario)]
     workers = []
     for role, servers_at in at.items():
@@ -167,7 +167,7 @@ def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch
     """Commands that run the scenario with Dynamo and workers of vLLM. source, model: as pdsim.launch.ENGINES says.
     Raises ConfigError, which lists the fields that the commands cannot express.
     """
-    made, at, _ = _begun(scenario, "dynamo-vllm", VLLM_RULES)
+    made, at, _ = _begin(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]
     resolved, workers = vllm.resolved(scenario), []
     for role, servers_at in at.items():
@@ -214,10 +214,11 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
     )
 
 
-def _begun(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
-    """Returns (a launch with notes and the frontend's command, places of the servers by role, the scenario with all
-    defaults filled in). engine: name for messages. rules: rules by field. Raises ConfigError if the engine cannot
-    express a field.
+def _begin(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
+    """Begins a launch. Returns (the launch, which has notes and the frontend's command so far; places of the servers by
+    role; the scenario with all defaults filled in, but without `health`). engine: name of the engine in messages.
+    rules: by field, what a launch does with the field (Rule); they go before commands.RULES. Raises ConfigError if the
+    engine cannot express a field.
     """
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = _mode_name(scenario)

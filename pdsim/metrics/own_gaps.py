@@ -128,9 +128,9 @@ def grouped(runs: Iterable[Run], interval: int) -> Iterator[Run]:
     """Groups tokens as a server sends them to the client: whenever at least `interval` tokens are unsent, and the rest
     at the end.
 
-    runs: gaps between successive tokens, in order; the `weight` tokens of one step share the time of the step. Yields
-    the times between groups; the weight is the number of tokens per group. A Run is a tuple that stands for values
-    which grow evenly (pdsim.metrics.distribution).
+    A Run (first, growth, length, weight) stands for `length` values that grow evenly (pdsim.metrics.distribution).
+    runs: gaps between successive tokens, in order. Each value is the time per token of a step that yields `weight`
+    tokens. Yields the times between groups; weight is then the number of tokens per group.
     """
     unsent_time, num_unsent = 0.0, 0
     for first, growth, length, weight in runs:

@@ -119,8 +119,8 @@ def _gaps_in_groups(groups: Iterable[Run]) -> Iterator[Run]:
 
 
 def _chunk_fields(groups: Iterable[Run] | None) -> dict[str, float | None]:
-    """Summary fields of the times between groups of tokens that reach the client together. Empty: each token reaches
-    the client alone. groups: RunRecords.token_groups.
+    """Summary fields of the times between groups of tokens that reach the client together (stream interval). groups:
+    RunRecords.token_groups; None: each token reaches the client alone, so there are no such fields.
     """
     if groups is None:
         return {}
@@ -300,8 +300,9 @@ _SHARE = 0.05
 the run did not. A smaller share may come from a burst at the end.
 """
 _DEVIATIONS = 3
-"""Arrivals and ends of requests may differ by this many standard deviations of the arrivals; a larger difference is not
-taken for chance."""
+"""In the second half of a run, fewer requests may end than should have. The difference counts as chance up to this
+number of standard deviations of the number of arrivals.
+"""
 _NUM_WINDOWS = 8
 """Number of windows into which the time of the arrivals is divided, to see how much the number of arrivals varies."""
 

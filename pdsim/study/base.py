@@ -190,7 +190,9 @@ class Base:
 
     @property
     def other_classes(self) -> list[str]:
-        """Classes of the requests with a lower priority. The empty name stands for requests without a class."""
+        """Classes of all requests that do not have the highest priority (first_classes). The empty name stands for
+        requests without a class.
+        """
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
     def names(self, path: str) -> bool:

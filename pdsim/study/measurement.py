@@ -50,7 +50,7 @@ class Measurement(NamedTuple):
     command: str
     """Command that measures a running server. URL in the command stands for the server's address."""
     minutes: int
-    """Duration of the first command in minutes."""
+    """Maximum duration of `command` in minutes."""
     own_gpu: str
     """Command that measures a GPU without a server. Empty: pdsim's real mode cannot run the model."""
 

@@ -79,13 +79,13 @@ class Trials:
         return [outcome_of(one, self.slo) for one in rows]
 
     def whole(self, changes: Sequence[Changes]) -> list[Outcome]:
-        return self._outcomes([self._known(point) for point in self._planner.plan(changes)])
+        return self._outcomes([self._not_ending_early(point) for point in self._planner.plan(changes)])
 
     def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
         """For each cluster: the largest ratio of a number that the SLO limits to its limit. Takes one run per cluster,
         with the first seed, to its end.
         """
-        points = [_with_seeds(self._known(point), self.seeds[:1]) for point in self._planner.plan(changes)]
+        points = [_with_seeds(self._not_ending_early(point), self.seeds[:1]) for point in self._planner.plan(changes)]
         return [outcome.ratio for outcome in self._outcomes(points)]
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
@@ -97,7 +97,7 @@ class Trials:
 
     def whole_runs(self, changes: Sequence[Changes]) -> list[list[dict[str, Any]]]:
         """For each cluster: the rows of results of its runs, one per seed. The runs do not end early."""
-        points = [self._known(point) for point in self._planner.plan(changes)]
+        points = [self._not_ending_early(point) for point in self._planner.plan(changes)]
         self._work.compute(points)
         return [self._work.rows(point) for point in points]
 
@@ -153,7 +153,7 @@ class Trials:
             if not self._planner.has({**changes, **variant}):
                 break
             (point,) = self._planner.plan([{**changes, **variant}])
-            run = _with_seeds(self._known(point), self.seeds[:1])
+            run = _with_seeds(self._not_ending_early(point), self.seeds[:1])
             if not all(self._work.has_result(task.key) for task in run.tasks.values()):
                 break
             found += [Times.of_row(row) for row in self._work.rows(run)]
@@ -166,9 +166,9 @@ class Trials:
         }
         return replace(point, tasks=tasks)
 
-    def _known(self, point: Point) -> Point:
-        """A copy of the point whose runs go to their end. Results of earlier runs that were allowed to end early, but
-        did not, are used again.
+    def _not_ending_early(self, point: Point) -> Point:
+        """A copy of the point whose runs do not end early, although they may miss the SLO. If an earlier run was
+        allowed to end early, but did not, its result is used again.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

@@ -56,7 +56,7 @@ def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
     target. A projection of embedding and hidden state precedes the layers. Embeddings and output projection are the
     target's.
     """
-    layers = _bare(model.in_dtype("bf16"), num_layers, _dense(model) * num_layers + _projection(model, 2))
+    layers = _bare(model.in_dtype("bf16"), num_layers, _active_layer_params(model) * num_layers + _projection(model, 2))
     return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
 
 
@@ -68,7 +68,7 @@ def eagle3_head(model: ModelSpec, num_layers: int, vocabulary: int) -> DraftMode
     if isinstance(attention, GroupedQueryAttention):
         heads = attention.num_query_heads + 2 * attention.num_kv_heads
         wider = model.hidden_size * heads * attention.head_dim
-    num_params = _dense(model) * num_layers + wider + _projection(model, 3)
+    num_params = _active_layer_params(model) * num_layers + wider + _projection(model, 3)
     layers = _bare(model.in_dtype("bf16"), num_layers, num_params)
     proposing = _with_head(layers, min(vocabulary, model.vocab_size))
     return DraftModel(layers=layers, proposing=proposing, own_bytes=proposing.shared_bytes)
@@ -95,10 +95,8 @@ def _embeddings(model: ModelSpec) -> int:
     return model.vocab_size * model.hidden_size * (2 - model.tied_embeddings)
 
 
-def _dense(model: ModelSpec) -> float:
-    """Mean number of parameters per layer with which a token is computed. Of the routed experts, those that the token
-    uses count.
-    """
+def _active_layer_params(model: ModelSpec) -> float:
+    """Mean number of parameters per layer that a token uses: of routed experts, only the active ones count."""
     return (model.num_active_params - _embeddings(model)) / model.num_layers
 
 

@@ -201,7 +201,9 @@ class Layout:
 
     @property
     def num_server_gpus(self) -> int:
-        """Number of GPUs of one pipeline stage of a server. These GPUs take part in the same collectives."""
+        """Number of a server's GPUs that take part in the same collectives: those of all its data-parallel instances.
+        With several pipeline stages: those of one stage.
+        """
         return self.tp * self.dp * self.cp
 
     @property

@@ -10,7 +10,9 @@ from pdsim.dataclass import dataclass
 STATE_SHARE = 0.9
 """Memory for linear-attention states, divided by the memory for KV (mamba_full_memory_ratio)."""
 CACHED_SLOTS = 3
-"""Number of slots per running request if the prefix cache keeps states."""
+"""Number of states for which each running request has slots in memory if the prefix cache keeps states (strategy
+no_buffer).
+"""
 
 CHUNK_TOKENS = 64
 """Kernels write a request's state after each multiple of this number of tokens (FLA_CHUNK_SIZE), unless the model's

@@ -64,9 +64,10 @@ class Transport:
     """With serial: time in ns for which one worker posts descriptors before the next worker posts. 0: a worker posts
     all its descriptors at once."""
     loop_turn_ns: int = 0
-    """Time in ns that the scheduler's loop runs after each worker has had one turn of turn_ns. While the loop runs, no
-    worker posts. If a single worker posts, descriptor_ns already includes its waits for the loop. 0: workers never wait
-    for the loop."""
+    """Time in ns that the scheduler's loop of the prefill rank runs after each round, in which every posting worker has
+    one turn of turn_ns. No worker posts meanwhile. descriptor_ns already includes these waits of a worker that posts
+    alone. 0: workers never wait for the loop.
+    """
     slows_prefill: float = 0.0
     """Share of a transfer's duration by which forwards become longer on the GPU whose memory the transfer reads."""
     coalesces: bool = True
@@ -83,8 +84,8 @@ class Transport:
 
     @property
     def moving_each_ns(self) -> float:
-        """Time in ns per descriptor during which descriptors are posted while bytes already move. Moving a batch's
-        bytes takes at least this time for each descriptor.
+        """Time in ns for posting one descriptor while bytes of its batch already move. The bytes of a batch therefore
+        move for at least this time per descriptor.
         """
         return self.overlap * self.descriptor_ns
 

@@ -28,8 +28,9 @@ class Part:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
-        """Reads the part of the load that the user chose. Raises ConfigError if the trace is no path, or a number is
-        not whole and above 0. chosen: the value of each control, by control.
+        """Reads from the page's controls which requests the page simulates: a trace, the number of the first request,
+        and how many. chosen: the value of each control, by control. Raises ConfigError if the trace is no path, or a
+        number is not whole and above 0.
         """
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004

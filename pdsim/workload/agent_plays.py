@@ -174,9 +174,10 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """Reads a sub-agent. Returns the sub-agent's whole time as one interval, whose `calls` are those that ended
-        last, and one interval for each call. Call times count from the session's start. A call time before the
-        sub-agent's start counts from the sub-agent's start, as in older files.
+        """Reads a sub-agent. Returns (one interval for the whole sub-agent, one interval for each of its calls).
+        `calls` of the whole interval are the sub-agent's last call, and calls that still ran when the last call began.
+        Call times count from the session's start. A call time before the sub-agent's start counts from the sub-agent's
+        start, as in older files.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))

@@ -281,7 +281,7 @@ class RowReader:
         return spec
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns the prompt of a later turn. If no ids identify `prompt`, the result continues the turn `before`."""
+        """Returns a later turn's prompt: `prompt` if its row has ids of tokens, else it extends the turn before."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1

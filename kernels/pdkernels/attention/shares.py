@@ -181,7 +181,9 @@ class DecodeWorkspace:
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
 
     def join(self, output: torch.Tensor) -> None:
-        """Writes the results of sequences that lie in several shares or in none: [batch, query_heads, head_dim]."""
+        """Writes the results of those sequences that attention has not written yet: of sequences that lie in several
+        shares, from their parts, and zeros for sequences without tokens. output: [batch, query_heads, head_dim].
+        """
         join_kernel[(self.query_heads, self.batch)](
             self.parts,
             self.stats,

@@ -122,8 +122,9 @@ def _kernel_call(
 
 
 def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bool) -> list[Call]:
-    """Returns calls of SGLang's whole gather, from a page list on the host until the data is in staging. module:
-    SGLang's. use_torch: True: SGLang gathers with torch operations; False: with its Triton kernel.
+    """Returns calls of SGLang's own gather function with all its host work, from a page list on the host until the KV
+    is in staging. module: SGLang's, from `load`. use_torch: True: SGLang gathers with torch operations; False: with its
+    Triton kernel.
     """
     pool = memory.pool
     stream = torch.cuda.Stream()

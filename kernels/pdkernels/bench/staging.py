@@ -38,8 +38,8 @@ class Bench:
     copies: dict[int, float] = field(default_factory=dict)  # payload in bytes to microseconds
 
     def copy_us(self, payload: int) -> float:
-        """Returns the time of a device-to-device copy of `payload` bytes in us, which is measured only once. The copy
-        overwrites memory of the arena.
+        """Returns the time in us of a device-to-device copy of `payload` bytes. The first call for a size measures it,
+        and overwrites the memory that all measurements share (`arena`).
         """
         if payload not in self.copies:
             self.copies[payload] = copy_us(self.arena, payload)

@@ -1,4 +1,4 @@
-"""Three times of one call: on the device, inside a CUDA graph, and on the host until it is submitted.
+"""Three ways to time a call: on the device, inside a CUDA graph, and on the host until the call is submitted.
 
 Every measurement takes several calls in turn. They touch different memory, so that no call finds its data in L2.
 """

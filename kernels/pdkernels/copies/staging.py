@@ -79,7 +79,9 @@ class Ready:
     def request(
         self, pages: torch.Tensor, tokens: int, staging: torch.Tensor, offset_bytes: int, programs: int | None
     ) -> None:
-        """Moves one request. Arguments as of gather. The host knows its length."""
+        """Copies KV of one request between pages and staging. The arguments are those of gather and scatter. The host
+        knows the request's length.
+        """
         if tokens <= 0:
             return
         if pages.dtype is not torch.int32 or pages.numel() * self._page_size < tokens or not pages.is_contiguous():
@@ -105,7 +107,9 @@ class Ready:
         longest_tokens: int,
         programs: int | None,
     ) -> None:
-        """Moves several requests. Arguments as of gather_batch. The kernel reads their lengths on the device."""
+        """Copies KV of several requests between pages and staging. The arguments are those of gather_batch and
+        scatter_batch. The kernel reads the requests' lengths on the device.
+        """
         if not len(spans) or longest_tokens <= 0:
             return
         check_pages(self._pool, pages, 0)

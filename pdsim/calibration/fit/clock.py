@@ -10,9 +10,7 @@ from pdsim.calibration.fit.rows import Floats, Measurements, Rows, is_log
 from pdsim.dataclass import dataclass
 
 _MEMORY_NS = 1e8
-"""Value of GpuSlowdown.memory_ns in ns for logs, and the value from which other fits start. A GPU that does not slow
-down gets this value, too.
-"""
+"""Time constant in ns (GpuSlowdown.memory_ns) that fits to logs take as given, and from which other fits start."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02

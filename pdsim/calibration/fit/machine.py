@@ -16,8 +16,9 @@ from pdsim.dataclass import dataclass
 from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading", "decode_prefill")
-"""Names of host rows. start, launch, result, send: parts of the CPU time of a loop. loading: time until a new
-instance's loop begins. decode_prefill: pauses of the GPU before and after a prefill forward between decode steps.
+"""Names of host rows that fields of HostSettings have, too. start, launch, result, send: parts of the CPU time of a
+prefill loop. loading: time until a new instance's loop begins. decode_prefill: pauses of the GPU before and after a
+prefill forward between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Kinds of rows to which no form is fitted. The profile has their medians, or the part of these times that fitted times
@@ -73,8 +74,8 @@ def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
 
 
 def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
-    """A straight line through times_ns over sizes, as two numbers: time in ns at size 0, and time in ns per unit of
-    size. shares: the line explains only this share of each time.
+    """A straight line over sizes through a part of each time, as two numbers: time in ns at size 0, and time in ns per
+    unit of size. shares: the part, as a share of each of times_ns. Errors count relative to times_ns.
     """
     terms = np.column_stack([np.ones_like(sizes), sizes])
     base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)

@@ -44,9 +44,9 @@ LEAST_CONTEXT_TOKENS = 1000
 shorter contexts, requests choose the same experts more often than in a real run, so that a step reads fewer experts.
 """
 SHARED_READING = 0.47
-"""Requests with a common prefix share KV tokens. This share of the time of reading a KV token is paid once for all of
-them, and the rest by each request. The shared part is the time of memory beyond that of the SMs, in the fit of SGLang
-on an H200 (experiments/sglang-h200). Measured rows have no shared KV.
+"""Share of the time of reading a KV token that requests with a common prefix pay once; each of them pays the rest.
+Memory delivers a shared token once, but the SMs read it for each request: the share is 1 minus the SMs' time divided by
+the memory's time, in the fit of SGLang on an H200 (experiments/sglang-h200). Measured rows have no shared KV.
 """
 LEAST_NS = 1e-6
 """Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
@@ -287,8 +287,9 @@ def _prefill(made: Calibration) -> dict[str, Any]:
 
 
 def _loop_ns(made: Calibration) -> machine.Times:
-    """CPU times of the loops in ns. The loop handles no message from its choice of a forward until the launch ends, so
-    the time to start counts as part of a launch that a log shows.
+    """Fields of the profile's section `host`: CPU times in ns of the prefill loop and of the decode loop. If no host
+    row times launches, but a server's log shows them, `launch` is the log's time plus `start`, because `launch` counts
+    from the choice of the forward.
     """
     times_ns = machine.loop_ns(made.host_ns) | machine.rest_ns(made.measurements, made.fits["decode"])
     shown_ns = launch_ns(made.fits["prefill"])
@@ -362,8 +363,9 @@ def _link(fitted: FittedForm, sending: machine.SendingTime) -> dict[str, Any]:
 
 
 def _staging(made: Calibration) -> dict[str, Any]:
-    """The section `staging` of the profile. Host time is the time of submitting a call, and of the kernel at 0 bytes.
-    The efficiency counts each byte twice, as read and written.
+    """The section `staging` of the profile. The host time of a copy is the median time to submit it, plus the fitted
+    time of a copy of 0 bytes. Its efficiency is a share of memory bandwidth, where each byte counts twice: read and
+    written.
     """
     if made.gpu is None:
         return {}

@@ -392,8 +392,8 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
-    """Coefficients from which a fit starts, by plain least squares. With a minimum time there are several: the minimum
-    may explain no times, or all short ones, and a fit cannot get from one case to the other.
+    """Coefficients from which a fit starts, by plain least squares. A form with a minimum time has several starts, in
+    which the minimum explains no times or all short times: a fit does not get from one of these cases to another.
     """
     if not form.least:
         return [_plain(design, times_ns)]

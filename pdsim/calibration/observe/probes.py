@@ -85,8 +85,9 @@ def one_round(budget: ObservationBudget) -> list[Probe]:
 
 
 def planned(budget: ObservationBudget) -> Iterator[Probe]:
-    """Yields rounds of probes until the budget, without the load's requests, is used up. Probes for which too few
-    requests are left are skipped.
+    """Yields the probes to send, round by round, as long as the budget has requests for them. The requests of set-up
+    and of the loads against which the fit is tested are kept back. A probe that needs more requests than are left is
+    skipped.
     """
     left = budget.num_requests - SETUP_REQUESTS - sum(len(load.lengths) for load in loads(budget))
     for number in count():

@@ -65,7 +65,7 @@ class _Sent(NamedTuple):
     cached_tokens: tuple[int, int]
     """Number of its tokens that prefill had cached, and number that decode had cached."""
     num_bytes: int
-    """Number of bytes that its transfers sent."""
+    """Number of bytes that the request's transfers sent."""
 
 
 def compare_counts(measured: RunRecords, simulated: RunRecords) -> Counts:

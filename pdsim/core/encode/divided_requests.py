@@ -23,8 +23,9 @@ class _Waiting:
 
 
 class DividedRequests:
-    """A part is done when it is encoded, or when its embeddings have arrived: subclasses get only one of these
-    messages.
+    """Divides the images and audio clips of each request into parts for encode instances, and keeps the request until
+    all its parts are done. A part is done when it is encoded, or when its embeddings have arrived: each subclass gets
+    only one of these messages.
     """
 
     def __init__(self, language_id: str, encode_ids: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ class Reading:
     num_found: int = 0
     """Number of consecutive pages that the lookup found in storage."""
     num_read: int = 0
-    """Number of these pages that are read so far."""
+    """Number of the found pages that have been read."""
     is_stopped: bool = False
     """True: the instance has sent StopPrefetch, so no further read begins."""
 

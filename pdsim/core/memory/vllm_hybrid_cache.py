@@ -221,9 +221,9 @@ class VllmHybridCache(KvCache):
             lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: list[Lease], num_pages: int) -> None:
-        """Allocates num_pages pages, and gives them to running requests in turn. A step that begins a new block reads
-        the old state and writes a new one, so other requests cannot use the pages of the old states until the next
-        step.
+        """Gives num_pages new pages to the leases of running requests, in turn. If states are kept, the next step reads
+        each request's old state and writes a new state to other pages. Until the step after, num_left_pages further
+        pages therefore stay free in place of the old states' pages.
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)
@@ -250,9 +250,9 @@ class VllmHybridCache(KvCache):
     # States.
 
     def _exports(self, start: int, end: int, prefill_end: int) -> bool:
-        """True if a forward of the tokens [start, end) also leaves a state at the last block boundary before `end`
-        (v1/kv_cache_interface.py:1189, as kernels of FlashInfer and Mamba2 do). prefill_end: number of the request's
-        tokens that are computed as a prompt.
+        """True if a forward of the tokens [start, end) leaves two states. The first belongs to the forward's last
+        token; kernels of FlashInfer and Mamba2 also export the state at the last block boundary before `end`
+        (v1/kv_cache_interface.py:1189). prefill_end: number of the request's tokens that are computed as a prompt.
         """
         size = self.page_size
         return end >= prefill_end and start % size == 0 and (end - 1) // size > start // size

@@ -29,8 +29,9 @@ class StagedDecodeInstance(DecodeInstance):
         num_stages: int,
         shares_turns: bool = False,
     ) -> None:
-        """shares_turns: True: all ranks of a server take a turn together, so a call of next_step tries one micro-batch.
-        False: if a micro-batch has no step, the call tries the next micro-batch.
+        """shares_turns: True: all data-parallel ranks of the server choose steps of the same micro-batch together, so a
+        call of next_step tries only the micro-batch whose turn it is. False: if this micro-batch has no step, the call
+        tries the next micro-batch.
         """
         super().__init__(
             instance_id,

@@ -57,8 +57,9 @@ class StagedAggregatedInstance(AggregatedInstance):
         num_stages: int,
         shares_turns: bool = False,
     ) -> None:
-        """shares_turns: True: all ranks of a server take a turn together, so a call of next_step tries one micro-batch.
-        False: if a micro-batch has no step, the call tries the next micro-batch.
+        """shares_turns: True: all data-parallel ranks of the server choose steps of the same micro-batch together, so a
+        call of next_step tries only the micro-batch whose turn it is. False: if this micro-batch has no step, the call
+        tries the next micro-batch.
         """
         limits = replace(limits, overlap=False)  # arg_groups/overrides.py, 0.5.23, :1625
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, preemption_policy=preemption_policy)
@@ -232,7 +233,7 @@ class StagedVllmInstance(VllmDecodeInstance):
         self._steps.popleft()
         begun = self._builder.begun
         assert isinstance(result, m.StepResult)
-        stale = self._end_stale(step, dict(result.ended))
+        stale = self._give_stale_tokens(step, dict(result.ended))
         ended = tuple([end for end in result.ended if self.batch.has(end[0]) or end[0] in begun])
         if isinstance(step, m.MixedStep):
             step = replace(step, prefill=self._living(step.prefill))
@@ -240,9 +241,10 @@ class StagedVllmInstance(VllmDecodeInstance):
             step = self._living(step)
         return [*stale, *super().on_step_done(step, replace(result, ended=ended), now_ns)]
 
-    def _end_stale(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Gives tokens to requests that were preempted while a step computed them (0.33.0,
-        v1/core/sched/scheduler.py:2338). outputs: the output tokens of requests that end, by request id.
+    def _give_stale_tokens(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
+        """Gives the tokens of a step to requests that were preempted while the step was under way, and ends those in
+        `outputs` (0.33.0, v1/core/sched/scheduler.py:2338). outputs: the output tokens of requests that end, by request
+        id.
         """
         commands: list[m.Command] = []
         for request_id, has_token in _computed(step):

@@ -81,10 +81,10 @@ class ForwardBuilder(Generic[RequestT]):
     ) -> None:
         """chunk_tokens: maximum tokens of one forward; None: no limit. max_prefill_tokens: maximum uncached tokens of
         one forward; its first prompt may exceed the limit. max_requests: maximum prompts of a forward. sizer: sizes
-        forwards that continue a prompt; None: they have chunk_tokens. give_way: None: no request is preempted.
-        allows_fixed: tells whether a prompt that ignores EOS fits, without prefix cache. shares_late: a chunk is cached
-        when the next forward is chosen, even while the chunk is still computed, unless its prompt was given up
-        (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666).
+        forwards that continue a prompt; None: they have chunk_tokens. give_way: preempts requests; None: none is
+        preempted. allows_fixed: tells whether a prompt that ignores EOS fits, without prefix cache. shares_late: True:
+        a chunk is cached when the next forward is chosen, even while the chunk is still computed, unless its prompt was
+        given up (managers/scheduler.py, 0.5.23, :3772; disaggregation/prefill.py, :666). False: once it is computed.
         """
         self.now_ns = 0
         self.page_size = cache.page_size
@@ -162,7 +162,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def is_midway(self) -> bool:
-        """True if a begun prompt has tokens that no forward has taken. (mypy would keep `partial` narrowed.)"""
+        """True if a begun prompt has tokens that no forward has taken. mypy does not narrow `partial` by a property."""
         return self.partial is not None
 
     @property

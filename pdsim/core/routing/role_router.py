@@ -144,8 +144,9 @@ class RoleRouter:
 
     @property
     def hears_first_tokens(self) -> bool:
-        """True if the router learns only from a request's first token that the prompt is computed. For prefill
-        instances, it learns this from PrefillDone.
+        """True if the router needs a message of each request's first token, because nothing else tells that an
+        aggregated instance has computed the prompt, and the policy counts uncached tokens. Prefill instances send
+        PrefillDone instead.
         """
         return self._work is not None and self.role == "aggregated"
 
@@ -227,7 +228,9 @@ class RoleRouter:
             self._remembered.forget(instance_id)
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
-        """Reads metrics of this role's instances. metrics: metrics of the instances of all roles."""
+        """Notes metrics of this role's instances in their loads, where the policy sees them. metrics: metrics of the
+        instances of all roles.
+        """
         for one in metrics:
             if (load := self._loads.get(one.instance_id)) is not None:
                 load.num_queued, load.page_use = one.num_queued, one.page_use

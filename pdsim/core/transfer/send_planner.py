@@ -55,14 +55,16 @@ class RankPairLayout:
     pushes: bool = False
     """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
-    """Bytes of a request's linear-attention state, sent after the last page. num_state_planes: number of its arrays."""
+    """Bytes of a request's linear-attention state that a rank sends to another rank after the last page."""
     num_state_planes: int = 0
+    """Number of arrays over which this state is spread."""
     window_tokens: int = 0
     """Size of the sliding window in tokens. In layers with a window, only KV of the prompt's last tokens is sent, after
     the last page. page_bytes and num_planes do not include these layers."""
     window_page_bytes: int = 0
-    """As page_bytes, over all layers with a sliding window. num_window_planes: number of the arrays of these layers."""
+    """As page_bytes, over all layers with a sliding window."""
     num_window_planes: int = 0
+    """As num_planes, over all layers with a sliding window."""
 
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True

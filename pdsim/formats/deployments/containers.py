@@ -53,7 +53,9 @@ class Container(Pods):
     model: str | None = None
     """Model that the chart gives beside the command, by name or path. None: none."""
     slices: int = 1
-    """Number of copies of each container inside the object that is being read."""
+    """Product of the fields `slices` of all objects around the container. Each replica has so many copies of the
+    container.
+    """
     framework: str | None = None
     """The program of a part of a DynamoGraphDeployment: workers, such as dynamo.sglang, or the frontend."""
 

@@ -184,9 +184,9 @@ STATE_DTYPES = {"float32": "fp32", "auto": "fp32", "float16": "fp16", "bfloat16"
 """Types of the states of linear-attention layers, by the engines' names."""
 
 
-def dtype_of(read: Read, value: Value) -> None:
-    """Reads --dtype, the data type in which a server computes. No field is set, because pdsim computes in two bytes or
-    less; a type of more bytes becomes a note.
+def note_dtype(read: Read, value: Value) -> None:
+    """Reads --dtype, the data type in which a server computes. Sets no field, because pdsim computes in two bytes or
+    less, and adds a note if the type has more bytes.
     """
     if value not in ("auto", "half", "float16", "bfloat16"):
         read.aside.append(f"--dtype {value}: pdsim computes in two bytes or less")

@@ -66,7 +66,9 @@ def router_of(
 
 
 def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
-    """The router's queue. Empty: without a threshold, Dynamo's router holds no request back."""
+    """The field `queue` of a scenario's router. No field, if no option sets a threshold: Dynamo's router then holds no
+    request back. flags: the router's options.
+    """
     threshold, order = (flags.get(flag) for flag in QUEUE_SETTINGS)
     if not isinstance(threshold, str):
         return {}

@@ -8,8 +8,8 @@ from pdsim.formats.deployments.readers import (
     Reader,
     Value,
     count_of,
-    dtype_of,
     is_flag,
+    note_dtype,
     nothing,
     of_common,
     of_server,
@@ -86,7 +86,7 @@ TRTLLM: dict[str, Reader] = {
     "stream-interval": of_server("stream_interval"),
     "server-role": of_server("role", one_of(_ROLES_OF_TRTLLM)),
     "disaggregation-mode": of_server("role", one_of({**_ROLES_OF_TRTLLM, "prefill_and_decode": ""})),
-    "dtype": dtype_of,
+    "dtype": note_dtype,
     **dict.fromkeys(OPTION_FILES, _missing_options),
     **dict.fromkeys(
         ("backend", "print-iter-log", "cuda-graph-config.enable-padding", "gpus-per-node", "num-postprocess-workers"),

@@ -28,8 +28,10 @@ reason, {last} that of the last.
 """
 _CLIENTS = ("aborted by the client", "shed")
 """First words of the reasons of failures that the scenario always asks for, such as a client's abort."""
-_NEVER_FAULTS = "fit"
-"""Words in the reasons of requests that are too large. Faults of instances or links do not cause such failures."""
+_TOO_LARGE = "fit"
+"""Word in the reason of every request that fails because it is too large, as in "does not fit the staging ring". Faults
+of instances or links do not cause such failures.
+"""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def _failure(group: Sequence[RequestRecord], *, has_faults: bool) -> Failure:
         reason=_by_role(first.reason),
         num_requests=len(group),
         relief=relief_of(_resource(first.reason), aggregated=first.is_aggregated),
-        is_wanted=is_of_client or (has_faults and _NEVER_FAULTS not in first.reason.split()),
+        is_wanted=is_of_client or (has_faults and _TOO_LARGE not in first.reason.split()),
         example=first.request_id,
     )
 

@@ -67,7 +67,7 @@ class TailGroup:
     first_s: float
     """Begin in s of the shortest time window in which 90 % of the group's requests arrived."""
     last_s: float
-    """End in s of this time window."""
+    """End in s of the time window that begins at first_s."""
     window_share: float
     """Length of the time window from first_s to last_s, as a share of the time in which all requests arrived."""
     load: float | None

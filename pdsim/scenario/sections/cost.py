@@ -225,14 +225,14 @@ class HostSettings(Section):
 
 
 class ColdKernels(Section):
-    """Time to compile one kernel that allocates pages. SGLang compiles such kernels while it serves: one for each power
-    of two of the requests, and two in 0.5.12.
+    """Time to compile a kernel that allocates pages. SGLang has such a kernel (0.5.12: two) for each number of
+    requests, rounded up to a power of two. A step that first needs a kernel waits until it is compiled.
     """
 
     prefill: Duration = 0
-    """Time for a kernel of prefill forwards. Powers of two: of the number of prompts."""
+    """Time for a kernel of prefill forwards, by their number of prompts."""
     decode: Duration = 0
-    """Time for a kernel of decode steps. Powers of two: of the number of requests."""
+    """Time for a kernel of decode steps, by their number of requests."""
 
 
 class CostChoice(Section):
@@ -251,8 +251,8 @@ class CostChoice(Section):
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
     """Batch sizes with CUDA graphs (--cuda-graph-bs-decode). Larger batches run without graphs.
 
-    sglang: SGLang's sizes. None: with cost kernels and a model with experts the engine's sizes; otherwise every batch
-    runs at exactly its size. Fitted profiles have their own sizes.
+    sglang: SGLang's sizes. None: the engine's sizes, if the cost model is `kernels` and the model has experts;
+    otherwise every batch runs at exactly its size. Fitted profiles have their own sizes.
     """
     graph_empty_row_kv: float = Field(default=0, ge=0)
     """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV. Empty rows take time

@@ -70,14 +70,16 @@ def _kinds(hint: Any) -> list[Any]:
     return [hint, *(kind for inside in get_args(hint) for kind in _kinds(inside))]
 
 
-def names_a_folder(name: str) -> str:
-    """Raises ValueError for a name that cannot be a folder's name, such as one with slashes."""
+def checked_folder_name(name: str) -> str:
+    """Returns the name. Raises ValueError if no folder can have it, because it is "." or "..", or contains control
+    characters. The fields' patterns refuse slashes.
+    """
     if name in {".", ".."} or not name.isprintable():
         raise ValueError(f"expected a name that a folder can have, without control characters, found {name!r}")
     return name
 
 
-FolderName = Annotated[str, Field(pattern=r"^[^/\\]+$"), AfterValidator(names_a_folder)]
+FolderName = Annotated[str, Field(pattern=r"^[^/\\]+$"), AfterValidator(checked_folder_name)]
 """Name of a folder inside another folder."""
 
 

@@ -77,7 +77,7 @@ class StorageSettings(Section):
 
 class Split(NamedTuple):
     """Parallel sizes of a server. tp: number of GPUs of a pipeline stage. pp: number of stages. cp: number of groups of
-    a stage's GPUs that share a prompt's tokens. dcp: number of GPUs that divide each request's KV.
+    a stage's GPUs; each group computes a part of a prompt. dcp: number of GPUs that divide each request's KV.
     """
 
     tp: int
@@ -341,7 +341,7 @@ class DecodeSettings(DecodingSettings):
     """True: keep the KV of prompts and outputs in a prefix cache (--disaggregation-decode-enable-radix-cache)."""
     extra_slots: int | None = Field(default=None, ge=0)
     """Number of requests that may wait for KV in addition to running requests (--disaggregation-decode-extra-slots).
-    None: 0, or twice max_running_requests if that is given and at most 32."""
+    None: twice max_running_requests if this is given and at most 32, otherwise 0."""
     polling_interval: int = Field(default=1, ge=1)
     """Number of decode steps between two looks at waiting requests and arrived KV
     (--disaggregation-decode-polling-interval)."""

@@ -200,7 +200,9 @@ def value_text(row: SummaryRow, value: float | None) -> str:
 
 
 def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
-    """Prints the limits of the SLO, if there is one, then the key numbers, each with its range if there is one."""
+    """Prints the limits of the SLO, if there is one, then the key numbers, each with its range if there is one.
+    examined: verdict on the run under the SLO; None: there is no SLO.
+    """
     ranges = ranges_of(summary)
     limits = []
     if examined is not None:

@@ -14,7 +14,9 @@ from pdsim.sim.instances.executor import CountingExecutor, OnStep, prefill_recor
 
 
 class MicroBatchExecutor(CountingExecutor):
-    """Takes the place of a model that is divided into pipeline stages. Each decode step names all its requests."""
+    """Stands in for a model with pipeline stages: counts the tokens that requests still lack, and computes none. A
+    decode step names all requests of its micro-batch (`joined`), and gives each of them one token.
+    """
 
     def decode(self, step: DecodeStep) -> StepResult:
         ended = []

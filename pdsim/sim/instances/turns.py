@@ -20,7 +20,9 @@ from pdsim.sim.instances.lockstep import Lockstep, Rank, mean_expert_tokens
 
 
 class StagedRank(Rank):
-    """A rank that chooses a step when its server says that a turn has come."""
+    """A rank whose micro-batches take turns with those of the server's other ranks: it chooses a step when the server
+    begins a turn.
+    """
 
     def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts, turns: "Turns") -> None:
         super().__init__(bus, instance, parts, turns)
@@ -34,7 +36,7 @@ class StagedRank(Rank):
             self._choose(None)
 
     def end_rest(self) -> None:
-        """Stops waiting for a message, because another rank got one."""
+        """Ends the rank's wait for a message. Another rank of the server got one, so all ranks choose a step."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()
@@ -104,7 +106,9 @@ class Turns(Lockstep):
         self._chosen[rank.instance.instance_id] = deque()
 
     def wake(self) -> None:
-        """Lets all ranks choose, after the other events of this instant. No effect unless the server rests."""
+        """Begins a turn, in which each rank chooses a step, after the other events of this instant. No effect unless
+        the server rests: unless all its ranks wait for a message.
+        """
         if self._rests:
             self._rests = False
             self._timeline.after(0, self._wake, order=self._order)

@@ -1,3 +1,3 @@
-"""Traffic on links in simulated time: KV transfers, copies of cached pages, and forwards of servers over several
-hosts.
+"""What moves over links in simulated time: KV of transfers, copies of cached pages, embeddings, and activations between
+the hosts of one server.
 """

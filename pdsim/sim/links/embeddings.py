@@ -33,7 +33,10 @@ class EmbeddingMove:
 
 class EmbeddingMoves:
     def __init__(self, bus: Bus, encoding: Encoding, flows: Flows) -> None:
-        """flows: carries the embeddings. Links that KV transfers have added before keep their bandwidths."""
+        """bus: tells agents when embeddings have arrived. encoding: the encode instances and their links. flows: the
+        flows of bytes that share links, also those of KV transfers. The links of embeddings are added; a link that KV
+        transfers use, too, keeps its bandwidth.
+        """
         self._bus = bus
         self._encoding = encoding
         self._flows = flows

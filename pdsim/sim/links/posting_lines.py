@@ -75,11 +75,15 @@ class PostingLines:
             self._post(line[0])
 
     def drop(self, source: str) -> None:
-        """Drops the line of a dead prefill instance, `source`."""
+        """Drops the line of a prefill instance that died, so none of its transfers posts further descriptors. source:
+        the instance's id.
+        """
         self._lines.pop(source, None)
 
     def _post(self, posting: _Posting) -> None:
-        """Posts a transfer's descriptors for one turn, or all of them if the transfer takes no turns."""
+        """Posts descriptors of a transfer: all that are left or, if the workers of its rank alternate (takes_turns), as
+        many as one turn allows.
+        """
         duration_ns = part_ns = posting.unposted_ns
         if posting.takes_turns:
             whole_ns, num_posting = self._transport.turn_alone_ns, self._num_in_turns(posting.source)

@@ -148,8 +148,8 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Sets the judge of this end: the function that extrapolates from its first requests (Judge). A forked end also
-        judges its first requests at once.
+        """Sets the judge of this end: the function that gets the numbers of the end's first requests, and extrapolates
+        them to the whole load. A forked end waits here until its first requests have ended, and has them judged.
         """
         self._judge = judge
 

@@ -68,7 +68,9 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
-    """Relative change of the metric if there is GAIN more of `resource`. No limiting resource: GAIN more of `most`."""
+    """Relative change of the metric if the cluster has the share GAIN more of `resource`, or of `most` if no resource
+    limits the metric.
+    """
     relief: str
     """Fields of the scenario that increase `resource`, as text. Empty: no field does."""
     unstable: str = ""

@@ -165,9 +165,10 @@ class Screen:
 
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
-        """Says how another cluster at the plan's price compares with the plan, which was chosen by its headroom on slow
-        servers. chosen: the plan's cluster. ratio: the other cluster's largest ratio of a value to its SLO limit, on
-        typical servers, where it may be below the plan's ratio.
+        """Compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with that of the
+        plan. The plan was chosen because it has most headroom with the slowest step times, so another cluster may have
+        more with typical times. ratio: the other cluster's largest ratio of a value to its SLO limit, with typical step
+        times. chosen: the plan's cluster.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):

@@ -147,8 +147,8 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """Says that slightly faster or slower messages change the answer. Checked for recorded loads, which seeds do not
-    vary. Empty: the answer stays the same. repeated: results with other message latencies.
+    """A sentence, if repeated runs with slightly faster or slower messages give another answer than `found`. Empty: all
+    give the same answer. repeated: their answers. They are made for recorded loads, which seeds do not vary.
     """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:

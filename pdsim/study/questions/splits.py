@@ -66,9 +66,9 @@ PD_RATIO = Question(
 
 _AGGREGATED = "aggregated"
 _DO, _DO_NOT = "Separate them", "Do not separate them"
-_SHARES = (1 / 16, 1 / 4, 4.0)
-"""Prompt lengths to try, as multiples of the mean prompt length of the scenario without shared prefixes. Results show
-at which length disaggregation becomes better or worse.
+_LENGTH_FACTORS = (1 / 16, 1 / 4, 4.0)
+"""Prompt lengths to try, as multiples of the scenario's mean prompt length. Prefixes that prompts share are not
+included. Results show at which length disaggregation becomes better or worse.
 """
 
 
@@ -86,7 +86,7 @@ def _other_prompts(study: Study) -> list[Arm]:
     mean = _own_tokens(study)
     return [
         Arm(f"{arm.label}, {tokens} in", {**arm.changes, "workload.input_tokens": _around(tokens)}, series=str(tokens))
-        for tokens in (max(16, round(mean * share)) for share in _SHARES)
+        for tokens in (max(16, round(mean * factor)) for factor in _LENGTH_FACTORS)
         for arm in _pd_or_not_arms(study.base)
     ]
 

@@ -272,23 +272,24 @@ class Study:
         """The best candidate of each cluster. Candidates of one cluster differ in their router."""
         routed: dict[str, list[str]] = {}
         for label in labels:
-            routed.setdefault(json.dumps(self._cluster(label), sort_keys=True, default=str), []).append(label)
+            changes = json.dumps(self._changes_but_router(label), sort_keys=True, default=str)
+            routed.setdefault(changes, []).append(label)
         return [self.best(same) for same in routed.values()]
 
     def routers_against(self, best: str) -> list[str]:
         """A note on how the other routers of the same cluster compare with the best candidate. Empty: no other routers
         were tried.
         """
-        cluster = self._cluster(best)
-        others = [label for label in self.labels() if label != best and self._cluster(label) == cluster]
+        cluster = self._changes_but_router(best)
+        others = [label for label in self.labels() if label != best and self._changes_but_router(label) == cluster]
         return [
             f"'{label}' gives {self.goodput_ratio(label, best).times} the goodput of '{best}'"
             f" at {self.ratio(label, best, 'mean_e2e_latency_ms').times} its latency."
             for label in others
         ]
 
-    def _cluster(self, label: str) -> Changes:
-        """The candidate's changes, except those of its router."""
+    def _changes_but_router(self, label: str) -> Changes:
+        """The candidate's changes of the scenario, except those of its router."""
         return {name: value for name, value in self.arm(label).changes.items() if name != "router"}
 
     def ratio(self, label: str, other: str, name: str) -> Estimate:

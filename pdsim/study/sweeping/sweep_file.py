@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Wit
 
 from pdsim.dataclass import dataclass
 from pdsim.scenario.loading import Changes, read_section
-from pdsim.scenario.sections.fields import DIMENSIONS, Dimension, Section, Seed, names_a_folder
+from pdsim.scenario.sections.fields import DIMENSIONS, Dimension, Section, Seed, checked_folder_name
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
@@ -278,7 +278,7 @@ class SweepFile(Section):
     designs (grid, points, random, sobol, search) are joined.
     """
 
-    name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(names_a_folder)] = ""
+    name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(checked_folder_name)] = ""
     """Name of the sweep, of its table and of its folder under runs/. Empty: the name of the file."""
     description: str = ""
     """Text for readers of the file, without an effect."""

@@ -250,8 +250,8 @@ class Judgement:
 
     @property
     def worst_percentile(self) -> Term:
-        """The worst term as the limit of a single percentile. If the worst term is a share of requests within several
-        limits: the metric that is furthest above its limit, at the percentile of the share.
+        """The worst term as a limit of one metric at one percentile. A term such as "ttft < 2 s and tpot < 50 ms for 90
+        %" becomes the p90 limit of its metric that is furthest above the limit.
         """
         worst = self.worst
         if not worst.is_share:

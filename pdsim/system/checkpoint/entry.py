@@ -130,13 +130,13 @@ class _Types:
         found = {quantized.type_of(name) for name in names}
         if found and (routed := max(found, key=lambda dtype: -DTYPE_BYTES[dtype])) != self.shared:
             self.experts = routed
-        self._count_others(num_params)
+        self._count_in_bf16(num_params)
         self._describe(quantized, len(layers), [*modules, *names])
 
-    def _count_others(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets in_bf16. An entry has one type beside bf16, but a checkpoint can have several. The number of bf16
-        parameters is therefore chosen so that the entry's weights have as many bytes as the checkpoint's. num_params:
-        number of the checkpoint's parameters by data type, without routed experts.
+    def _count_in_bf16(self, num_params: Mapping[Dtype, int]) -> None:
+        """Sets in_bf16, and adds notes on further types. An entry has one type beside bf16, but a checkpoint can have
+        several. The number of bf16 parameters is therefore chosen so that the entry's weights have as many bytes as the
+        checkpoint's. num_params: number of the checkpoint's parameters by data type, without routed experts.
         """
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":

@@ -131,7 +131,7 @@ def _mixers(config: Config) -> list[Mixer]:
         return ["state" if (layer + 1) % every else "full" for layer in range(num_layers)]
     if config.names(r"mamba|ssm_"):
         raise EntryError("layer_types is missing, which says which layers are Mamba's")
-    return _without_windows(config, _windows(config, num_layers))
+    return _without_windows(config, _attention_mixers(config, num_layers))
 
 
 def _require_state(config: Config, mixers: list[Mixer]) -> list[Mixer]:
@@ -148,8 +148,10 @@ def _without_windows(config: Config, mixers: list[Mixer]) -> list[Mixer]:
     return mixers if window_of(config) else ["full" if mixer == "window" else mixer for mixer in mixers]
 
 
-def _windows(config: Config, num_layers: int) -> list[Mixer]:
-    """Mixers of a model that does not list its layers. Some of its attention layers may have a window."""
+def _attention_mixers(config: Config, num_layers: int) -> list[Mixer]:
+    """How each layer mixes tokens: by attention to all tokens ("full") or to a window. For models that do not list
+    their layers, and in which every layer has attention.
+    """
     if not window_of(config):
         return ["full"] * num_layers
     if (pattern := config.flags("hybrid_layer_pattern")) is not None:

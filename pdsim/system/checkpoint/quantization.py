@@ -163,7 +163,7 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
     ):
         return _of_groups(given, where)
     if given.get("quant_algo") == _MIXED:
-        return _METHODS.get(method), _of_layers(given, where)
+        return _METHODS.get(method), _listed_types(given, where)
     if method in _WITH_BITS:
         bits = given.get("bits", given.get("w_bit"))
         if bits not in _INTEGERS:
@@ -205,9 +205,9 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
     return default, named
 
 
-def _of_layers(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Returns the types, by name, of the modules that ModelOpt lists one by one. Arguments and errors are those of
-    `_types`.
+def _listed_types(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
+    """Returns the types of single modules, by name, from ModelOpt's list `quantized_layers`. given: the quantisation
+    section. where: name of the section in messages. Raises EntryError if the list is wrong.
     """
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):

@@ -139,7 +139,7 @@ class Time(NamedTuple):
 
     host: str
     number: int
-    """Number of the question."""
+    """Number of the AskTime to which this is the answer."""
     time_ns: int
 
 

@@ -22,7 +22,7 @@ class Plan:
     transferred_bytes: tuple[int, ...]
     """Sizes of transfers in bytes. Each size is measured with each number of descriptors."""
     descriptors: tuple[int, ...]
-    """Numbers of descriptors of a transfer."""
+    """Numbers of descriptors into which the measured transfers are divided."""
     stored_pages: tuple[int, ...]
     """Numbers of pages that are looked up, read and written in storage together."""
     served_batches: tuple[int, ...]

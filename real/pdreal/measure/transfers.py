@@ -162,8 +162,9 @@ of each page."""
 
 
 def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
-    """Yields one row per size. sizes: bytes; those below one of the sender's pages are left out. devices: the sender's,
-    the receiver's. Raises UnavailableError if kernels cannot write to the receiver. seconds: time for each row.
+    """Measures pushes, in which a kernel writes pages straight into the receiver's memory. Yields one row per size,
+    with the time of one push. sizes: bytes; sizes below one of the sender's pages are left out. devices: the sender's,
+    the receiver's. seconds: time to spend on each row. Raises UnavailableError if kernels cannot write to the receiver.
     """
     page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]

@@ -20,8 +20,9 @@ from pdsim.system.memory import Role
 _SPARE_SLOTS = 2
 """Number of slots for a chunk that begins before the cache has taken the states of the previous chunk."""
 _COUNTED_SLOTS = 3
-"""Number of slots that one lease may take. If the core counts fewer for a lease, `num_slots` adds the difference for
-every request."""
+"""Maximum number of slots that StateSlots takes for one lease. The core's cache may have fewer slots per request
+(StateLimits.slots_per_request); then `num_slots` adds the difference for every request.
+"""
 
 
 def num_slots(scenario: Scenario, role: Role) -> int:

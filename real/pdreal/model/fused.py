@@ -90,7 +90,9 @@ def norm_rotate_kernel(
 def silu_and_multiply_kernel(
     gate_up: tl.int64, out: tl.int64, TYPE: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Computes some columns of silu(gate) * up for one token."""
+    """Computes COLUMNS of the SIZE elements of silu(gate) * up, for one token. gate_up: address of [tokens, 2 * SIZE],
+    with all gates of a token before its ups. out: address of [tokens, SIZE].
+    """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -93,8 +93,8 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds the experts of one token as DeepSeek-V3 does: first the best groups of experts, then the best experts in
-    these groups. Writes the experts and their weights, and adds the token to the experts' lists.
+    """Finds the experts of one token: first the best groups of GROUP experts, then the best experts in these groups, as
+    DeepSeek-V3 does. Writes `choices` and their weights `shares`, [tokens, ACTIVE], and the experts' lists (`enter`).
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)

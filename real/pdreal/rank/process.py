@@ -54,7 +54,9 @@ class HangError(RuntimeError):
 
 
 class Rank:
-    """A leader or a follower, and the connections to its peers."""
+    """The process of one rank: connects to its peers and to the launcher, and runs a leader (the scheduler of its
+    instance) or a follower (which carries out the leader's tasks).
+    """
 
     def __init__(self, spec: RankSpec, channel: Channel, resources: RankResources) -> None:
         self._spec = spec

@@ -19,7 +19,9 @@ class _State:
     slot: int = 0
     """Index of the place where ranks keep the sequence's draft state. 0: the sequence does not run."""
     seed: Seed | None = None
-    """Seed of the drafts until the sequence joins the batch."""
+    """Where the sequence's first drafts start: a proposal and a hidden state from its prefill forward. None: drafts
+    start from zeros, or the sequence has joined the batch.
+    """
     accepted: Iterator[int] | None = None
     """Yields, for each further step, the number of tokens that the step gives to the sequence. None: no step has
     begun.
@@ -30,7 +32,9 @@ class _State:
 
 @dataclass(frozen=True)
 class SequenceToVerify:
-    """Data of one sequence from which a step that verifies drafts begins."""
+    """Data of one sequence before a step that verifies its drafts, by which the leader decides how many drafts the
+    step accepts.
+    """
 
     request_id: int
     num_output_tokens: int

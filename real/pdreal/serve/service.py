@@ -133,8 +133,8 @@ class Part(NamedTuple):
 
 
 class Answer:
-    """A running choice of a request. Entering the context submits the request, iterating yields the parts of its
-    answer, and leaving early aborts the request.
+    """One answer to a client's request, while it is generated; a request may ask for several (n, "choices"). Entering
+    the context submits the request, iterating yields the parts of its answer, and leaving early aborts the request.
     """
 
     def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:

@@ -33,9 +33,9 @@ class Room(NamedTuple):
     """
 
     prompt_tokens: int
-    """Largest number of prompt tokens."""
+    """Largest number of prompt tokens of a request."""
     total_tokens: int
-    """Largest number of prompt and output tokens together."""
+    """Largest number of prompt and output tokens of a request together."""
     page_size: int = 1
     """Number of tokens of a page."""
     reserved_tokens: int = 0
