@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from pdsim.system.catalog import load_gpu
 from pdsim.system.memory import Layout
 from pdsim.system.model import LatentAttention
 
@@ -24,6 +25,9 @@ own."""
 _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products. Matrix products therefore reach a larger share of nominal FLOP/s than on other GPUs."""
+_SAME_RATE = frozenset({"fp8", "whole fp8"})
+"""Kinds of experts of which all measured GPUs compute similar numbers of operations per second, 0.7 to 1.3 PFLOP/s (but
+for whole experts of GB200, 3.0), and not similar shares of nominal operations, 0.15 to 1 (experiments/operators)."""
 _COVERED = 0.5
 """An unmeasured GPU gets a range of values around the median of the measured GPUs. The range is just so wide that, if
 measured GPUs count as unmeasured one after another, this share of their values lies in the range. Differences between
@@ -110,13 +114,17 @@ def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str
     Kernel that has the value. left_out: generation of GPUs that do not count.
 
     In the column compute of matrix products, only GPUs of the kind of `gpu` count: those that keep a high clock
-    (_KEEP_CLOCK), or those that do not. If none of this kind was measured, all GPUs count.
+    (_KEEP_CLOCK), or those that do not. If none of this kind was measured, all GPUs count. In the column compute of
+    experts in _SAME_RATE, a value is the share of the operations of `gpu` that gives the other GPU's rate, at most 1.
     """
     found = {
         other: getattr(kernel, column)
         for (other, *name), kernel in _kernels().items()
         if name == [operator, kind] and _GENERATIONS.get(other, other) != left_out
     }
+    if (operator, column) == ("experts", "compute") and kind in _SAME_RATE:
+        own = load_gpu(gpu).flops_for("fp8")
+        return [min(1.0, share * load_gpu(other).flops_for("fp8") / own) for other, share in found.items()]
     alike = [value for other, value in found.items() if (other in _KEEP_CLOCK) == (gpu in _KEEP_CLOCK)]
     return alike if alike and (operator, column) == ("gemm", "compute") else [*found.values()]
 

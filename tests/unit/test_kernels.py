@@ -1,6 +1,8 @@
 """The default cost: kernels that were measured, and a range around what they give."""
 
 from dataclasses import replace
+from math import log
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -103,6 +105,25 @@ def test_an_unmeasured_gpu_that_keeps_its_clock_multiplies_like_measured_ones_th
     assert origins(layout("llama-3.1-8b", "rtx-4090", 1))["gemm"] == "bf16, the median of 2 other GPUs"
     with leaving_out(["h20"]):
         assert reached("rtx-4090", "gemm", "bf16") == reached("mi300x", "gemm", "bf16")
+
+
+@pytest.mark.parametrize("kind", ["fp8", "whole fp8"])
+def test_experts_in_fp8_reach_similar_rates_on_all_gpus(kind):
+    """By similar shares of nominal operations, as of other operators, the median would be off by a factor of 2.2."""
+
+    def deviation(gpu: str) -> float:
+        own = reached(gpu, "experts", kind).compute
+        with leaving_out([gpu]):
+            return abs(log(reached(gpu, "experts", kind).compute / own))
+
+    assert median(map(deviation, ("h100", "h200", "b200", "b300", "rtx-pro-6000"))) < log(1.3)
+
+
+def test_experts_in_fp8_reach_one_rate_on_unmeasured_gpus_up_to_the_nominal_one():
+    shares = {gpu: reached(gpu, "experts", "fp8").compute for gpu in ("mi300x", "mi355x", "l40s")}
+    rates = [share * load_gpu(gpu).flops_for("fp8") for gpu, share in shares.items()]
+    assert rates[0] == pytest.approx(rates[1])
+    assert shares["l40s"] == 1 > rates[2] / rates[0]
 
 
 def test_weights_of_4_bits_save_time_in_small_batches_only():
