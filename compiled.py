@@ -10,6 +10,7 @@ where they take ten times as long. Lines keep their numbers.
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -160,6 +161,13 @@ def with_constructors(source: str, known: Mapping[str, list[Field]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def with_guards(source: str) -> str:
+    """Class patterns of `match message` become guards: mypyc compiles isinstance to a comparison of types, but looks up
+    the class of a pattern by its name, and calls isinstance.
+    """
+    return re.sub(r"case (m\.\w+)\(\):", r"case _ if isinstance(message, \1):", source)
+
+
 def libraries(root: Path = ROOT) -> list[Path]:
     """Compiled modules that lie in this tree."""
     return sorted(
@@ -196,7 +204,7 @@ def compile_in_place() -> None:
         sources = {module: (ROOT / module).read_text(encoding="utf-8") for module in modules()}
         known = fields_of_classes(list(sources.values()))
         for module, source in sources.items():
-            (folder / module).write_text(with_constructors(source, known), encoding="utf-8")
+            (folder / module).write_text(with_guards(with_constructors(source, known)), encoding="utf-8")
         (folder / "mypy.ini").write_text(MYPY)
         options = ["--config-file=mypy.ini", *sources]
         extensions = mypycify(

@@ -172,18 +172,19 @@ def instance_loop(
     the loop also yields a Pause after the commands that follow a result, for a driver that models host time.
     """
     begun: deque[Step] = deque()
+    on_message, next_step, on_step_done = instance.on_message, instance.next_step, instance.on_step_done
     while True:
         now_ns = clock.now_ns
         for message in drain():
-            if commands := instance.on_message(message, now_ns):
+            if commands := on_message(message, now_ns):
                 carry_out(commands)
-        step, commands = instance.next_step(now_ns)
+        step, commands = next_step(now_ns)
         if commands:
             carry_out(commands)
         result = yield step
         if not isinstance(step, Wait):
             begun.append(step)
-        if result is not None and (commands := instance.on_step_done(begun.popleft(), result, clock.now_ns)):
+        if result is not None and (commands := on_step_done(begun.popleft(), result, clock.now_ns)):
             carry_out(commands)
             if pauses:
                 yield _PAUSE

@@ -100,13 +100,13 @@ class RunSamples:
         num_below = bisect_left(self._lasts, low)
         below = self._up_to_last[num_below - 1] if num_below else 0
         reach = self._runs(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
-        near = sorted(
+        near = [
             (first + growth * i, weight)
             for first, growth, length, weight in reach
             if first + growth * (length - 1) >= low
             for i in range(length)
-        )
-        for value, weight in near:
+        ]
+        for value, weight in sorted(near):
             below += weight
             if below > rank:
                 return value

@@ -47,9 +47,9 @@ class PagePool:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
         stop = self._next + num_pages
         if stop > len(self._list):
-            self._list = self.free_pages()
-            self._list.sort()
-            self._freed, self._next, stop = [], 0, num_pages
+            self._freed += self._list[self._next :]
+            self._freed.sort()
+            self._list, self._freed, self._next, stop = self._freed, [], 0, num_pages
         self.num_free -= num_pages
         taken = self._list[self._next : stop]
         self._next = stop
