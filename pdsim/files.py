@@ -225,8 +225,8 @@ def _opened(path: Path, flags: int = 0) -> int:
 
 
 def _remove_abandoned(parent: Path, prefix: str, own: Collection[str]) -> None:
-    """Removes folders of this user that begin with the prefix and whose programs have certainly ended. A folder stays
-    if a file in it matches no pattern in `own`.
+    """Removes folders of this user in `parent` whose names begin with the prefix, and whose lock file (LOCK) no program
+    has locked: their programs have ended. A folder stays if a file in it matches no pattern in `own`.
     """
     for lock in parent.glob(f"{prefix}*/{LOCK}"):
         if not foreign_files(lock.parent, own):

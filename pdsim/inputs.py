@@ -44,13 +44,13 @@ def shown(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """The message. If it is longer than a page, as when it quotes a damaged file, its middle is left out."""
-    left_out = len(message) - 2 * _HALF_A_PAGE
-    return message if left_out <= 0 else f"{message[:_HALF_A_PAGE]} [{left_out} characters] {message[-_HALF_A_PAGE:]}"
+    """The message. If it is long, as when it quotes a damaged file, its middle is left out."""
+    left_out = len(message) - 2 * _KEPT_SIDE
+    return message if left_out <= 0 else f"{message[:_KEPT_SIDE]} [{left_out} characters] {message[-_KEPT_SIDE:]}"
 
 
-_HALF_A_PAGE = 900
-"""Number of characters that remain on each side of a shortened message."""
+_KEPT_SIDE = 900
+"""Number of characters that `shortened` keeps at the beginning of a long message, and at its end."""
 
 
 def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:

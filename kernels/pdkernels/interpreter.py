@@ -14,8 +14,8 @@ from triton.runtime import interpreter
 
 
 def repair_interpreter() -> None:
-    """Repairs the interpreter's loop bounds and its dot product of bf16, if the interpreter is on. Compiled kernels are
-    not affected.
+    """Repairs Triton's interpreter, if it is on (TRITON_INTERPRET=1): the bounds of loops, and the dot product of bf16.
+    Compiled kernels are not affected.
     """
     if knobs.runtime.interpret:
         _repair_loop_bounds()

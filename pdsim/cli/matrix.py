@@ -52,7 +52,7 @@ _CANNOT = 2
 """Exit code of pdreal if this machine or the scenario lacks something that a real run needs."""
 _PART_FILES = (*RUN_FILES, SAID)
 _NOT_COMPARED = (TIMELINE, OVERVIEW, JOURNAL)
-"""Files of a run folder that a comparison does not read. A matrix removes them from its run folders to save space."""
+"""Files of a run folder that no comparison reads. They are removed from the folders of real runs, to save space."""
 
 
 def validate_suite(
@@ -241,8 +241,8 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises InputError if a campaign in the folder `out` would overwrite files: the folder has files and is no
-    campaign, or there is an archive of its name.
+    """Raises InputError if a campaign in the folder `out` would overwrite files of others. The folder must be new,
+    empty or the folder of a campaign. A new campaign needs a name of which there is no archive (.tar.gz) yet.
     """
     is_begun = (out / SUITE_FILE).is_file() and (out / _DATA).is_dir()
     require_empty_or_own(out, f"campaign ({SUITE_FILE} and {_DATA})", is_own=is_begun)

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pdsim.core.messages import Command, WakeAt
 
 KEPT_NS = 120_000_000_000
-"""Time in ns that exceeds the latency of any message. SGLang's bootstrap server also forgets rooms after this time."""
+"""Time in ns for which LateRequests remembers a request, longer than any message takes. SGLang's bootstrap server also
+forgets rooms after this time.
+"""
 
 
 class Deadlines:

@@ -52,7 +52,7 @@ class NewRequest:
 
     request_id: int
     arrival_ns: int
-    """Time in ns when the router routed this attempt."""
+    """Time in ns when the router routed this attempt. A retry is an attempt of its own."""
     prompt: TokenSequence
     max_output_tokens: int
     prefill_id: str

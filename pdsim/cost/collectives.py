@@ -35,7 +35,7 @@ class Nccl(NamedTuple):
     """All-reduces of large messages (SGLang 0.5.23: distributed/device_communicators/custom_all_reduce.py, from
     8 MiB)."""
     gather: Collective
-    """All-gathers and reduce-scatters."""
+    """Times of all-gathers, and of reduce-scatters."""
 
 
 class AllReduces:

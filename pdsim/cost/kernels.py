@@ -157,11 +157,13 @@ class Beyond(NamedTuple):
     """Factors by which experts take longer on servers than the operator tables say."""
 
     slowness: float = 1
-    """Factor on the experts' times."""
+    """Factor on the times that the tables give for experts. 1: servers are as slow as the tables say."""
     spread: float = 1
     """Uncertainty of `slowness`: the true factor may be this many times as large or as small."""
     undivided: float = 1
-    """Factor on the experts' time per token that more GPUs do not shorten (Kernel.token_us)."""
+    """Further factor on one of these times: the time per token that does not get shorter with more GPUs
+    (Kernel.token_us).
+    """
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)

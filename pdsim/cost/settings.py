@@ -220,8 +220,8 @@ class Kernels:
         )
 
     def _factor(self, *spreads: float) -> float:
-        """Returns the factor on a time at this slowness. spreads: factors of uncertainty of the time's kernels, which
-        are combined with KERNELS_SPREAD.
+        """Returns the factor on a time at the position `slowness` within the time's range. spreads: factors of
+        uncertainty of the time's kernels, which are combined with KERNELS_SPREAD.
         """
         return self.factor * exp(self.slowness * hypot(log(KERNELS_SPREAD), *map(log, spreads)))
 
@@ -293,11 +293,11 @@ class Affine:
     decode_weights_ns: float = 0
     """Time of a decode step for reading weights. Computing with the weights overlaps with reading them."""
     decode_matrices_per_request_ns: float = 0
-    """Time of a decode step for computing one request with the weights. Only the part of the batch's sum that exceeds
-    decode_weights counts.
+    """Time of a decode step for computing one request with the weights, while weights are read. If the sum over the
+    batch is more than decode_weights, the sum counts in place of decode_weights.
     """
     decode_per_request_ns: float = 0
-    """Further time of a decode step for each request, in addition to decode_matrices_per_request."""
+    """Further time of a decode step for each request, which always counts."""
     decode_per_context_token_ns: float = 0
     """Time of a decode step for each KV token. A token that several requests read counts once for each of them."""
     decode_per_distinct_token_ns: float = 0

@@ -22,22 +22,22 @@ from an encode instance with number 0. With number n, the port is higher by n.""
 PROXY = "disagg_epd_proxy.py"
 
 
-def transfers(value: str, _: Scenario) -> str | None:
-    """Check of encode.transport: the reason for a refusal, or None. value: of this field in the scenario."""
+def refused_by_sglang(value: str, _: Scenario) -> str | None:
+    """Says why SGLang's servers cannot have this value of encode.transport. None: they can."""
     return None if value.partition("-")[0] in BACKENDS else f"SGLang sends embeddings by {' or '.join(BACKENDS)}"
 
 
 ENCODE_RULES: dict[str, Rule] = {
     "encode": None,
     "encode.step_tokens": "vLLM's encode instances alone have it; leave it out",
-    "encode.transport": transfers,
+    "encode.transport": refused_by_sglang,
     "workload.images": only_equal_images,
 }
 """Rules of --engine sglang for the scenario's fields on encode instances and images."""
 
 
-def reads(value: str, scenario: Scenario) -> str | None:
-    """Check of encode.transport for vLLM: the reason for a refusal, or None. value: of this field in the scenario."""
+def refused_by_vllm(value: str, scenario: Scenario) -> str | None:
+    """Says why vLLM's servers cannot have this value of encode.transport. None: they can."""
     if not value.startswith("nixl"):
         return "vLLM's servers read embeddings with NIXL"
     if scenario.prefill is not None and not scenario.network.transport.startswith("nixl"):
@@ -51,7 +51,7 @@ VLLM_ENCODE_RULES: dict[str, Rule] = {
     "encode.cache": lambda value, _: (
         "vLLM needs the size of host memory for embeddings (ec_cpu_bytes); give it" if value is None else None
     ),
-    "encode.transport": reads,
+    "encode.transport": refused_by_vllm,
     "workload.images": only_equal_images,
 }
 """Rules of --engine vllm for the scenario's fields on encode instances and images."""

@@ -20,13 +20,13 @@ class _Row(NamedTuple):
     """
 
     lead_ns: int
-    """First gap in ns of the requests that were in the batch before these steps. Equal to first_ns unless these
-    requests paused.
+    """Gap in ns before the token of the first of these steps, for requests that were in the batch before. Equal to
+    first_ns unless these requests paused.
     """
     first_ns: int
     growth_ns: float
     num_steps: int
-    """Number of these decode steps."""
+    """Number of decode steps in this row."""
 
 
 class _Stay(NamedTuple):
@@ -117,8 +117,9 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Adds the gaps of a request that leaves its batch. If the request ended before the last recorded step, this
-        adds too many gaps; `finished_ms` leaves these out.
+        """Adds the gaps of the steps for which an attempt of a request was in its batch, when the request leaves the
+        batch. If the request ended before the last of these steps, gaps after its end are added, too; `finished_ms`
+        leaves these out.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))

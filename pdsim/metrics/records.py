@@ -290,9 +290,10 @@ class RunRecords:
     token_gaps: list[TokenGap] = field(default_factory=list)
     """Gaps between tokens that are not the duration of one decode step. `steps` has all other gaps."""
     token_groups: list[Run] | None = None
-    """With a stream interval, a client receives tokens in groups. One list for all finished requests: times in ns
-    between the groups of a request. Each item is a tuple `Run` of pdsim.metrics.distribution: consecutive times that
-    grow evenly; its weight is the number of tokens per group. None: each token reaches the client alone."""
+    """Times in ns between the groups of tokens that reach a client together, if servers have a stream interval; one
+    list for all finished requests. Each item is a `Run` of pdsim.metrics.distribution: a progression of times, and as
+    its weight the number of tokens per group. None: each token reaches the client alone.
+    """
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Copies to and from host caches and storage. Empty: there are no host caches."""
     servers: list[ServerRecord] = field(default_factory=list)

@@ -337,8 +337,8 @@ def queue_grows(arrivals_ns: Sequence[int], ends_ns: Sequence[int]) -> bool:
 
 
 def _deviation(arrivals_ns: Iterable[int], first_ns: int, last_ns: int) -> float:
-    """Standard deviation of the number of arrivals in half of the time from first_ns to last_ns, estimated from windows
-    of this time.
+    """Standard deviation of the number of arrivals in a period half as long as that from first_ns to last_ns. It is
+    estimated from the numbers of arrivals in _NUM_WINDOWS shorter windows of equal length.
 
     Each window is compared with the next, so that a slowly rising rate does not count as variation.
     """

@@ -179,7 +179,9 @@ def _of_shared_prompts(scenario: "Scenario") -> str:
 
 
 def _of_stages(scenario: "Scenario") -> str:
-    """Names a setting that aggregated or decode servers with pipeline stages lack. Empty: there is none."""
+    """A message if the scenario asks for something that decode or aggregated servers with pipeline stages do not offer,
+    or that pdsim does not model with such stages. Empty: the scenario does not.
+    """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.pp == 1:
         return ""

@@ -88,8 +88,8 @@ def by_role(value: Any) -> Any:
 
 
 def of_all_groups(value: Any) -> Any:
-    """Expands one end of the range, fastest or slowest, to a mapping from each group of times to this end. Other values
-    than texts are returned unchanged. Raises ValueError for other texts.
+    """Expands `fastest` or `slowest`, the ends of the range of step times, to a mapping from each group of times
+    (GROUPS) to this end. Other values than texts are returned unchanged. Raises ValueError for other texts.
     """
     if not isinstance(value, str):
         return value

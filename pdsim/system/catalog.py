@@ -43,7 +43,7 @@ class GpuSpec:
     num_sms: int | None = None
     """Number of streaming multiprocessors or compute units. None: unknown."""
     gpus_per_server: int = 8
-    """Number of GPUs in one NVLink domain or on one board."""
+    """Number of GPUs of one server, which are in one NVLink domain or on one board."""
     gpus_per_host: int | None = None
     """Number of GPUs in one host, if an NVLink domain spans several hosts. A host runs one operating system. None: one
     host has all GPUs of a domain."""

@@ -329,8 +329,9 @@ class Layout:
     def pool_tokens(
         self, mem_fraction: float, page_size: int, *, engine: str = "sglang", states: StateRule | None = None
     ) -> int:
-        """Number of tokens whose KV fits into memory, in whole pages. mem_fraction: as in `states`. engine: sglang or
-        vllm. states: as `rule` of the method `states`.
+        """Number of tokens whose KV fits into memory, in whole pages. mem_fraction: share of the GPU's memory for
+        weights, runtime, KV and states. engine: sglang or vllm. states: rule for the number of linear-attention states
+        outside of pages; None: there are none.
 
         Raises LayoutError if weights and states leave no room.
         """

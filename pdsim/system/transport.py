@@ -97,7 +97,9 @@ class Transport:
 
     @property
     def turn_alone_ns(self) -> int:
-        """Duration in ns of one turn of a worker that posts alone, including the loop's time after it."""
+        """Time in ns from the begin of a worker's turn to the begin of its next turn, if no other worker posts
+        descriptors: the turn itself, and the time for which the scheduler's loop then runs (loop_turn_ns).
+        """
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:

@@ -16,11 +16,11 @@ from pdsim.workload.request_spec import RequestSpec
 @dataclass(frozen=True)
 class Load:
     part: Part
-    """Which part of the load is simulated."""
+    """The requests to simulate: a trace or the scenario's own load, the first request in it, and how many follow."""
     base: Base
     """The scenario, in which this load replaces the scenario's own."""
     requests: Sequence[RequestSpec]
-    """The requests of this part."""
+    """The requests of `part`."""
 
     def __str__(self) -> str:
         """Describes the requests, for example "requests 1 to 500 of 2,000 in bursts.csv"."""

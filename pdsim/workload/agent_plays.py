@@ -44,7 +44,9 @@ class Interval(NamedTuple):
     end_ns: int
     """End in ns since the session's start."""
     calls: tuple[int, ...]
-    """Indices into Session.calls: the call itself or, for a sub-agent, the calls that ended last."""
+    """Indices into Session.calls: the recorded call of which this is the time. For a sub-agent: those of its calls that
+    ended last.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +145,9 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """Returns, for each agent that has later calls, the index into `calls` of the last call before them. places:
-        indices of all calls, ordered by start. goes_on: the indices of the later calls, which are the last of `places`.
+        """Returns the index of the last call before goes_on of each agent that has a call in goes_on. All indices are
+        into `calls`. places: indices of all calls, ordered by start. goes_on: the last indices of `places`, from a time
+        on.
         """
         agents = {self.calls[place].agent for place in goes_on}
         return list(

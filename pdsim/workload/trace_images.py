@@ -37,9 +37,9 @@ class TraceImages:
         return self._tokens * len(names)
 
     def placed(self, spec: RequestSpec, own: Spans) -> RequestSpec:
-        """Returns the request with the images that `read` noted last. own: the prompt made from the request's row
-        alone. If the request has another prompt than this object, the prompt continues the turn before, so the request
-        also gets that turn's images.
+        """Returns the request with its images: those that `read` noted last, and those of the turn before if the prompt
+        continues this turn. own: the prompt that follows from the request's row alone. The prompt of the request is
+        this object itself, unless it continues a turn.
         """
         own_images, self._next = self._next, []
         before = self._placed.get(spec.after[0], ()) if spec.after and spec.prompt is not own else ()

@@ -59,8 +59,8 @@ class RowTrace(TimedTrace):
     unit: ClassVar[str] = ""
     """Unit of this format's times if the field name does not tell it."""
     clock_s: ClassVar[float] = _DAY_S
-    """If the first request's time in s is at least this value, times are times of day, and count from the first
-    request."""
+    """If the first request arrives at this time in s or later, arrival times are taken as times of day or dates, and
+    are counted from the first request."""
     usual_unit: ClassVar[str] = ""
     """Unit of `timestamp` in this format, unless its values count from 1970."""
 
@@ -89,7 +89,7 @@ class RowTrace(TimedTrace):
 
 _DYNAMO_REQUEST = "request_end"
 _FORMATS = ("ContextTokens", "Request tokens")
-"""Field names by which some formats are recognised. In their files, no field is renamed."""
+"""Fields by which Azure's and BurstGPT's traces are recognised. In these traces, `rows_of` renames no field."""
 
 
 def rows_of(path: Path) -> Iterator[Line]:

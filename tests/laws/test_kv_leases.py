@@ -37,7 +37,7 @@ def test_leases_are_their_twin(calls, duration_ns, renewal_ns):
             assert leases.expired(now_ns) == over
             for one in over:
                 del computed[one], ends[one]
-        assert {one for one in range(4) if leases.holds(one)} == set(ends)
+        assert {one for one in range(4) if leases.outlives_decode(one)} == set(ends)
 
 
 def freed_at(killed_ms, **changes):

@@ -200,7 +200,9 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Returns the number of shares whose programs, one for each head block, fill the device."""
+    """Returns the number of equal shares into which a batch's cached tokens are divided, so that the programs fill the
+    device. Each share has head_blocks programs.
+    """
     if device.type != "cuda":
         return _SHARES_ON_CPU
     programs = _PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

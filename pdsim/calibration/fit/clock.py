@@ -28,7 +28,7 @@ class GpuSlowdown:
 
     def stretching(self, rows: Rows) -> Rows:
         """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a rested GPU.
-        If the rows are no log, each forward began on a rested GPU.
+        Rows that are no log of a server (is_log) are of forwards that each began on a rested GPU.
         """
         if is_log(rows):
             return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))

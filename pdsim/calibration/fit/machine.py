@@ -21,8 +21,8 @@ prefill loop. loading: time until a new instance's loop begins. decode_prefill: 
 prefill forward between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows to which no form is fitted. The profile has their medians, or the part of these times that fitted times
-do not explain.
+"""Kinds of rows to which no form is fitted. A profile has medians of the times of `host` rows. Of the other kinds, a
+profile has the part of their times that fitted steps or transfers do not explain.
 """
 
 Times = dict[str, float]

@@ -109,7 +109,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
         if rows.kind in _NOT_FITTED:
             continue
         try:
-            kept = _with_experts_of_a_run(rows) if known.has_experts and not overhead else rows
+            kept = _with_long_contexts(rows) if known.has_experts and not overhead else rows
             fits[rows.name or rows.kind] = _fit(kept, clock, table_above, known, by_ratio=overhead is not None)
             if len(kept) < len(rows):
                 less = f"contexts below {LEAST_CONTEXT_TOKENS:,} tokens per request, which use fewer experts"
@@ -153,7 +153,7 @@ def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
     Yields nothing if the catalog knows the kernels' tiles.
     """
     for rows in measurements.of("prefill") if known.tile_tokens is None else ():
-        num_round, num_long = _round_of_long(rows)
+        num_round, num_long = _count_round_lengths(rows)
         if num_round:
             yield (
                 f"{num_round} of {num_long} prefill rows of {_LONG_TOKENS:,} tokens or more have lengths that are "
@@ -162,9 +162,9 @@ def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
             )
 
 
-def _round_of_long(rows: Rows) -> tuple[int, int]:
-    """Number of round lengths, and number of all lengths, of long prefill rows. The first number is 0 unless nearly all
-    lengths are round.
+def _count_round_lengths(rows: Rows) -> tuple[int, int]:
+    """Number of long prefill rows whose length is a multiple of _TILE_TOKENS, and number of all prefill rows of at
+    least _LONG_TOKENS. The first number is 0 unless nearly all long rows have such lengths.
     """
     tokens = rows.columns["new_tokens"]
     tokens = tokens[tokens >= _LONG_TOKENS]
@@ -239,15 +239,15 @@ def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[
     affine, table = _PHASES[rows.kind]
     fixed: dict[str, Any] = {"has_free_rows": known.has_experts}
     if rows.kind == "prefill":
-        is_round = _round_of_long(rows)[0] > 0
+        is_round = _count_round_lengths(rows)[0] > 0
         tile_tokens = known.tile_tokens or 1 if is_round else regression.best_tile(rows)
         fixed = {"wave_tokens": regression.best_wave(rows), "tile_tokens": tile_tokens}
     return partial(affine, **fixed), partial(table, **fixed)
 
 
-def _with_experts_of_a_run(rows: Rows) -> Rows:
-    """For a model with experts: the decode rows with at least LEAST_CONTEXT_TOKENS per request. If no row has as many,
-    or the rows are not of decode: all rows.
+def _with_long_contexts(rows: Rows) -> Rows:
+    """The decode rows with at least LEAST_CONTEXT_TOKENS per request, whose requests choose experts as in a real run.
+    All rows, if none has as many, or if the rows are not of decode.
     """
     if rows.kind != "decode":
         return rows
@@ -273,7 +273,7 @@ def _gpu_of(device: str) -> str | None:
 def _prefill(made: Calibration) -> dict[str, Any]:
     fitted = made.fits["prefill"]
     entries = {"prefill": _entries(fitted)} if fitted.form.name == "table" else {}
-    lines = {name: value for name, value in fitted.values.items() if not _is_entry(name)}
+    lines = {name: value for name, value in fitted.values.items() if not _is_of_table(name)}
     section: dict[str, Any] = {
         "use": fitted.form.name,
         **entries,
@@ -332,12 +332,12 @@ def _graphs(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _entries(fitted: FittedForm) -> dict[int, str]:
-    climbs = [value for name, value in fitted.values.items() if _is_entry(name)]
+    climbs = [value for name, value in fitted.values.items() if _is_of_table(name)]
     return {round(k): _time(float(ns)) for k, ns in zip(fitted.form.knots, np.cumsum(climbs), strict=True)}
 
 
-def _is_entry(name: str) -> bool:
-    """True for a coefficient of a table: the first entry, or the step to the next."""
+def _is_of_table(name: str) -> bool:
+    """True for a coefficient of a table: `first`, the time at the first knot, or `to N`, the step to knot N."""
     return name == "first" or name.startswith("to ")
 
 

@@ -55,7 +55,7 @@ class Form:
     wave_tokens: int = 1
     tile_tokens: int = 1
     has_free_rows: bool = False
-    """True: empty rows of a CUDA graph take no time besides that of their KV."""
+    """True: empty rows of a CUDA graph count only in per_empty_row_token. False: they also count as requests."""
     by_ratio: bool = False
     """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
     are relative to the measured time, so that half the time is less wrong than twice. Times that a client measures may
@@ -99,9 +99,9 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """The terms of a prefill with straight lines. wave_tokens, tile_tokens: tokens per wave of attention in CUDA
-    graphs, and per tile of matrix products outside. Forwards in graphs have terms of their own, because they are padded
-    and use another attention kernel.
+    """A form that is linear in a prefill's tokens, prompts, and pairs of tokens that attend to each other. In CUDA
+    graphs, pairs have a term of their own, for another attention kernel. wave_tokens: new tokens are rounded up to a
+    multiple of this in attention; tile_tokens: in matrix products without graphs. 1: no rounding.
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     terms: dict[str, Term] = {"base": _one, "per_token": computed, "per_pair": _pairs}
@@ -125,7 +125,7 @@ def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form
 
 
 def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
-    size = _batch if has_free_rows else _graph
+    size = _batch if has_free_rows else _padded_batch
     terms = {"base": _one, "per_request": size, "per_context_token": _column("context_tokens"), **_empty_rows(rows)}
     return Form("affine", terms, ("batch", "context_tokens"), has_free_rows=has_free_rows)
 
@@ -173,7 +173,7 @@ def misfit(form: Form, rows: Rows) -> float:
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
     """The terms of a decode step with a table over graph sizes; with has_free_rows (as in Form), over batch sizes."""
-    lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _graph
+    lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _padded_batch
     knots = _knots(size(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
     return replace(lines, name="table", terms={"first": _one, **_steps(size, knots), **beyond}, knots=knots)
@@ -181,7 +181,7 @@ def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
     """The terms of a transfer. overlap: share by which posting descriptors and moving bytes overlap. If all rows have
-    the same number of descriptors, the time of a batch includes theirs.
+    the same number of descriptors, the time of posting them counts as part of the time of a batch.
     """
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
@@ -246,7 +246,7 @@ def _batch(columns: Columns) -> Floats:
     return columns["batch"] * columns.get("verified", 1)
 
 
-def _graph(columns: Columns) -> Floats:
+def _padded_batch(columns: Columns) -> Floats:
     """Number of tokens that each step computes, including those of the empty rows of its CUDA graph."""
     return np.maximum(columns["batch"], columns.get("graph", 0)) * columns.get("verified", 1)
 
@@ -257,7 +257,7 @@ def _empty_rows(rows: Rows) -> dict[str, Term]:
     """
 
     def tokens(columns: Columns) -> Floats:
-        return np.asarray(columns["context_tokens"] * (_graph(columns) / _batch(columns) - 1))
+        return np.asarray(columns["context_tokens"] * (_padded_batch(columns) / _batch(columns) - 1))
 
     return {"per_empty_row_token": tokens} if tokens(rows.columns).any() else {}
 
@@ -434,7 +434,7 @@ def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
 
 
 def _held_out(form_of: Callable[[Rows], Form], rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Relative error of each row, by a fit without the row's shape. A table then has no knot at that shape either."""
+    """Relative error of each row, by a fit to the rows of other shapes, which has no knot at the row's own shape."""
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold

@@ -32,21 +32,21 @@ class Kind(NamedTuple):
     """Columns that every row of the kind must have."""
     optional: Mapping[str, float] = {}
     """Columns that may be missing, each with the value that then applies."""
-    name: str = ""
+    divided_by: str = ""
     """Column whose values divide the rows; each value has a fit of its own. Empty: all rows have one fit."""
     role: Literal["prefill", "decode", ""] = ""
     """The role whose number of ranks the times depend on. Empty: they depend on no number of ranks."""
 
 
-_TRANSFER = Kind(("payload_bytes", "num_descriptors"), name="transport")
+_TRANSFER = Kind(("payload_bytes", "num_descriptors"), divided_by="transport")
 KINDS: dict[str, Kind] = {
     "prefill": Kind(("new_tokens", "context_tokens"), {"prompts": 1.0, "end_s": 0.0}, role="prefill"),
     "decode": Kind(("batch", "context_tokens"), {"graph": 0.0, "verified": 1.0}, role="decode"),
     "gather": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "scatter": Kind(("payload_bytes",), {"submit_us": 0.0}),
     "transfer": _TRANSFER,
-    "host": Kind((), {"new_tokens": 0.0}, name="what"),
-    "storage": Kind(("payload_bytes", "num_descriptors"), name="what"),
+    "host": Kind((), {"new_tokens": 0.0}, divided_by="what"),
+    "storage": Kind(("payload_bytes", "num_descriptors"), divided_by="what"),
     "clock": Kind(("new_tokens", "busy_us"), role="prefill"),
     "loop": Kind(("batch", "context_tokens"), {"graph": 0.0, "verified": 1.0, "rest_us": nan}, role="decode"),
     "sending": _TRANSFER._replace(role="decode"),
@@ -146,8 +146,8 @@ def flags_of(pair: tuple[Ranks, Ranks]) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of one kind. name: value of the column that divides this kind of rows (Kind.name), such as the transport
-    of transfers. Empty: the kind is not divided.
+    """All rows of one kind. name: value of the column that divides this kind of rows (Kind.divided_by), such as the
+    transport of transfers. Empty: the kind is not divided.
     """
 
     kind: str
@@ -239,7 +239,7 @@ def read_rows(paths: Sequence[Path]) -> Measurements:
             where = f"{path}, line {number}"
             kind = _kind(line, where)
             if kind is not None:
-                name = KINDS[kind].name
+                name = KINDS[kind].divided_by
                 key = kind, line.get(name, "") if name else "", _ranks(line, where)
                 single = found.setdefault(key, [])
                 is_round = kind in FORWARDS and line.get("repeats")
@@ -339,8 +339,8 @@ def _kind(line: Mapping[str, str], where: str) -> str | None:
 
 def _values(kind: str, line: Mapping[str, str], where: str) -> dict[str, float]:
     columns = KINDS[kind]
-    if columns.name and not line.get(columns.name):
-        raise ConfigError(f"{where}: {kind} needs {columns.name}")
+    if columns.divided_by and not line.get(columns.divided_by):
+        raise ConfigError(f"{where}: {kind} needs {columns.divided_by}")
     values = {name: _number(line, name, where) for name in (*columns.needed, "time_us")}
     for name, empty in columns.optional.items():
         values[name] = _number(line, name, where) if line.get(name) else empty

@@ -65,7 +65,9 @@ _KEPT = (
 )
 """Fields of a profile's cost that are not scaled."""
 _WAVES = ("attention_sm_bandwidth", "attention_merge")
-"""Further fields that are not scaled if the number of SMs of the other GPU is known."""
+"""Fields of a profile's cost on waves of attention. A derived profile has the same values if the number of SMs of its
+GPU is known. Otherwise it leaves these fields out.
+"""
 _DIGITS = 4
 
 

@@ -40,8 +40,9 @@ class RunningRequest(Request):
     counted_at_step: int = 0
     """Number of steps that the batch had run when the request joined, or when num_output_tokens was last updated."""
     output: TokenSequence | None = None
-    """Output tokens that the request had when it was last retracted. None: the tokens are unknown, or there is no
-    prefix cache."""
+    """Output tokens that the request had at its last retraction; later tokens are not included. None: these tokens are
+    unknown, there is no prefix cache, or the request was never retracted.
+    """
     unseen: UnseenOutput | None = None
     """The prompt with placeholders for outputs, under which the prefix cache keeps outputs whose tokens the instance
     does not know (EngineRules.caches_unseen). None: the request has not lost its pages, or the rule is off."""

@@ -14,7 +14,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class BufferedLease(Lease):
-    """A lease that also holds GPU pages."""
+    """A lease on pages of host memory, which also holds a buffer of GPU pages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,9 @@ class BufferedLease(Lease):
 
 
 class DeviceBuffers:
-    """The GPU pages of one instance. Only their number matters: no transfer writes into them."""
+    """The GPU pages of which an instance makes its requests' buffers. They are counted and have no ids, because no
+    transfer writes into them.
+    """
 
     def __init__(self, num_pages: int, page_size: int, buffer_tokens: int) -> None:
         """buffer_tokens: tokens of a whole buffer without the page for the newest token (device_buffer_size), a

@@ -124,10 +124,7 @@ class KeptStates:
 
 class HybridKvCache(KvCache):
     """Leases that continue from cached states, as in SGLang's unified radix cache with its Mamba component.
-
-    keeps_replaced: a request has computed a page that the prefix cache already has. True: the page is freed when the
-    lease ends. False: at once. counts_every_insert: True: each insert counts a use of cached nodes; False: each request
-    counts one use.
+    keeps_replaced, counts_every_insert: as in KvCache.
     """
 
     def __init__(

@@ -70,10 +70,10 @@ class KvCache:
         """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
         offload: host memory of vLLM's OffloadingConnector or Dynamo's KVBM. chunks: host memory of LMCacheConnectorV1.
 
-        keeps_replaced: a request has computed a page that the prefix cache already has. True: the page is freed when
-        the request's lease ends. False: at once. counts_every_insert: True: each insert counts a use of cached nodes;
-        False: each request counts one use. splits_at_prompt: True: prompt and outputs are separate nodes of the prefix
-        cache.
+        keeps_replaced: when a page is freed that a request computed although the prefix cache has the same KV already.
+        True: when the request's lease ends. False: at once. counts_every_insert: True: each insert counts a use of
+        cached nodes; False: each request counts one use. splits_at_prompt: True: prompt and outputs are separate nodes
+        of the prefix cache.
         """
         self.pool = pool
         self.page_size = page_size
@@ -343,8 +343,9 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Returns a number of tokens: nodes that end after this number of tokens count a use by an insert that ends at
-        `node`. None: no node counts a use. is_chunk: True: further chunks of the inserted prompt follow.
+        """Says which nodes on the path to `node` count a use, after an insert that ends at `node`: those that end after
+        the returned number of tokens. None: no node counts a use. is_chunk: True: further chunks of the inserted prompt
+        follow.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0

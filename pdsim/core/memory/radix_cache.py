@@ -203,11 +203,11 @@ class RadixCache:
 
     def insert(self, sequence: TokenSequence, num_tokens: int, pages: Sequence[int], below: Node) -> Match:
         """Caches the first num_tokens of a sequence. num_tokens: a result of `num_cacheable`. below: a node up to whose
-        end the sequence is cached. pages: pages of the tokens after `below`.
+        end the sequence is cached. pages: the caller's pages of the tokens after `below`.
 
-        The tree takes the pages of tokens that it lacks. Where it already has the first of these tokens, the caller
-        keeps their pages. Returns the sequence's last node, and the tree's own pages for the tokens whose pages the
-        caller keeps. The caller then calls `touch`.
+        Returns the sequence's last node, and the pages of those tokens after `below` that the tree had already. The
+        caller keeps its own pages of these tokens; its other pages now belong to the tree. The caller then calls
+        `touch`.
         """
         node, found = self._descend(below, sequence, num_tokens)
         if node.stop < num_tokens:

@@ -325,16 +325,16 @@ class SendPlanner:
         if self._staging is not None and self._layout.slices:
             cell_pages = self._staging.cell_pages
             cell_bytes = min(cell_pages, len(grant.pages)) * self._layout.page_bytes
-            if self.ring_bytes(len(grant.pages)) > self._staging.ring_bytes:
+            if self.largest_cell_bytes(len(grant.pages)) > self._staging.ring_bytes:
                 return None
             if self._staging.buffer_bytes is not None and cell_bytes > self._staging.buffer_bytes:
                 cell_pages = None
         layout = self._layout
         return SendCursor(grant.num_cached_tokens, grant.pages, layout.page_size, cell_pages, layout.num_shares)
 
-    def ring_bytes(self, num_pages: int) -> int:
-        """Size in bytes that the largest staging cell takes in one decode rank's ring, if num_pages pages are to be
-        sent. 0: KV is not staged.
+    def largest_cell_bytes(self, num_pages: int) -> int:
+        """Bytes of a decode rank's ring that the largest staging cell of num_pages pages takes, with the parts of all
+        prefill ranks that write to this cell. 0: KV is not staged.
         """
         if self._staging is None or not self._layout.slices:
             return 0

@@ -48,8 +48,8 @@ class KvLeases:
         self._computed_ns.pop(request_id, None)
         self._ends_ns.pop(request_id, None)
 
-    def holds(self, request_id: int) -> bool:
-        """True if the request's decode instance is dead, and prefill still keeps the request's KV."""
+    def outlives_decode(self, request_id: int) -> bool:
+        """True if prefill still keeps the request's KV although the request's decode instance is dead."""
         return request_id in self._ends_ns
 
     def on_decode_down(self, request_ids: Iterable[int], seen_ns: int) -> list[Command]:

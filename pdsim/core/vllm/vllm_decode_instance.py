@@ -216,7 +216,7 @@ class VllmDecodeInstance(DecodeInstance):
         ready, joined = self.ready.requests, False
         ready.sort(key=lambda request: (-request.priority, request.entry))
         while ready and self.batch.num_requests < self._num_places and not self._preempts:
-            self._rank(ready[0])
+            self._set_entry(ready[0])
             self._cache_arrived(ready[0])
             self._merge_one(ready.pop(0), commands)
             self._make_way(commands)
@@ -224,14 +224,14 @@ class VllmDecodeInstance(DecodeInstance):
         return joined
 
     def _admit(self, commands: list[m.Command]) -> None:
-        """Admits requests, and gives them ranks in the order of admission."""
+        """Admits requests, and numbers them in the order of admission (`entry`)."""
         super()._admit(commands)
         for request in self.transferring.values():
             if not request.entry:
-                self._rank(request)
+                self._set_entry(request)
 
-    def _rank(self, request: DecodeRequest) -> None:
-        """Gives a request the next rank, behind all requests that were admitted or began to run earlier."""
+    def _set_entry(self, request: DecodeRequest) -> None:
+        """Gives a request the next number: behind all requests that were admitted or began to run earlier."""
         self._num_admitted += 1
         request.entry = self._num_admitted
 
@@ -300,7 +300,7 @@ class VllmDecodeInstance(DecodeInstance):
             self._cadence.on_filled(self._builder.num_ready)
         for chunk in forward.chunks:
             if chunk.request_id not in partials:
-                self._rank(self._builder.begun[chunk.request_id])
+                self._set_entry(self._builder.begun[chunk.request_id])
         self._blocked_by = forward.blocked_by
         if self.queue.queued and forward.chunks and forward.chunk_tokens > 0 and not self._preempts:
             self._take_in(commands)

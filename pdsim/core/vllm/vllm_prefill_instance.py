@@ -103,7 +103,7 @@ class VllmPrefillInstance(PrefillInstance):
         return [*self._leases.on_decode_down(lost, down.seen_ns), *super()._on_decode_down(down)]
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        if self._leases.holds(request_id):
+        if self._leases.outlives_decode(request_id):
             return []
         self._leases.end(request_id)
         return super()._give_up(request_id)

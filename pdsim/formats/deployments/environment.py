@@ -14,9 +14,9 @@ _RELEASE = "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT"
 _LMCACHE = "LMCACHE_"
 _LMCACHE_GIB = 5
 """Host memory of each rank in GiB if no setting gives it (LMCache 0.5.6, v1/config.py:96)."""
-_NOT_OF_KV = (KVBM_GB, "DYN_KVBM_LEADER_", "DYN_KVBM_METRICS", "DYN_KVBM_ENABLE_RECORD")
-"""Beginnings of the names of KVBM's variables that need no note "pdsim does not model this setting": pdsim reads the
-first, and the others do not change times.
+_WITHOUT_NOTE = (KVBM_GB, "DYN_KVBM_LEADER_", "DYN_KVBM_METRICS", "DYN_KVBM_ENABLE_RECORD")
+"""Variables of KVBM, by the beginnings of their names, for which no note says that pdsim does not model them: pdsim
+reads the first, and the others do not change times.
 """
 
 
@@ -77,7 +77,7 @@ def of_host_memory(
 
 
 def _of_kvbm(per_gpu: float, variables: Mapping[str, str], aside: list[str]) -> dict[str, Any]:
-    others = [one for one in variables if one.startswith("DYN_KVBM_") and not one.startswith(_NOT_OF_KV)]
+    others = [one for one in variables if one.startswith("DYN_KVBM_") and not one.startswith(_WITHOUT_NOTE)]
     aside += [f"{name}: pdsim does not model this setting of KVBM" for name in sorted(others)]
     if not (size := _number(variables, KVBM_GB, finite)):
         aside.append(f"KVBM: without {KVBM_GB} the scenario has no host memory")

@@ -26,8 +26,10 @@ _RESOURCES = {
 """The resource that was missing, by words that the reason contains. {role} is the role of the first instance in the
 reason, {last} that of the last.
 """
-_CLIENTS = ("aborted by the client", "shed")
-"""First words of the reasons of failures that the scenario always asks for, such as a client's abort."""
+_ASKED_FOR = ("aborted by the client", "shed")
+"""First words of the reasons of failures that no fault causes: the scenario has clients that abort, or a router that
+refuses.
+"""
 _TOO_LARGE = "fit"
 """Word in the reason of every request that fails because it is too large, as in "does not fit the staging ring". Faults
 of instances or links do not cause such failures.
@@ -70,12 +72,12 @@ def failures_of(requests: Iterable[RequestRecord], *, has_faults: bool) -> list[
 
 def _failure(group: Sequence[RequestRecord], *, has_faults: bool) -> Failure:
     first = group[0]
-    is_of_client = first.reason.startswith(_CLIENTS)
+    is_asked_for = first.reason.startswith(_ASKED_FOR)
     return Failure(
         reason=_by_role(first.reason),
         num_requests=len(group),
         relief=relief_of(_resource(first.reason), aggregated=first.is_aggregated),
-        is_wanted=is_of_client or (has_faults and _TOO_LARGE not in first.reason.split()),
+        is_wanted=is_asked_for or (has_faults and _TOO_LARGE not in first.reason.split()),
         example=first.request_id,
     )
 

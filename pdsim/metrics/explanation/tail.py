@@ -79,7 +79,7 @@ class TailGroup:
     a long output (output tokens). None: any other cause.
     """
     all_tokens: float | None
-    """The same median over all requests. None: as for `tokens`."""
+    """Median number of the same kind of tokens over all requests of the run. None: `tokens` is None."""
     example: int
     """Id of the slowest request in the group."""
 

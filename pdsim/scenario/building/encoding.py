@@ -38,7 +38,7 @@ class Encoding:
     times: Mapping[str, EncoderTimes]
     """Times of the encoder, by the encode instance's name."""
     transport: Transport
-    """Engine that sends the embeddings."""
+    """Transfer engine that sends the embeddings, with its times."""
     topology: Topology
     """Links from encode instances to the servers that compute prompts. A transfer on a path of these links has the size
     of the embeddings that one rank gets.

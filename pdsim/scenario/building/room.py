@@ -202,7 +202,7 @@ def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
     """
     if (staging := scenario.network.staging) is None:
         return
-    cell_bytes = planner(scenario, "prefill-0").ring_bytes(num_pages(prompt_tokens, scenario.page_size))
+    cell_bytes = planner(scenario, "prefill-0").largest_cell_bytes(num_pages(prompt_tokens, scenario.page_size))
     if cell_bytes > staging.ring:
         raise ConfigError(
             f"network.staging.ring: {SIZE.show(staging.ring)}; the shortest prompt, of {prompt_tokens} tokens, has a "

@@ -264,7 +264,9 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def default_of(field: Field[Any], dimension: Dimension | None) -> Any:
-    """The default of a field, as a file would give it. MISSING: the field has no default."""
+    """The default of a field, as a file would give it. MISSING: the field has no default. dimension: gives numbers
+    their unit; None: the field has no unit.
+    """
     if field.default is MISSING and field.default_factory is MISSING:
         return MISSING
     default = field.default if field.default_factory is MISSING else field.default_factory()

@@ -215,7 +215,9 @@ class HostSettings(Section):
 
     @property
     def is_none(self) -> bool:
-        """True if the loop of a prefill instance takes no CPU time."""
+        """True if start, launch, result and send are 0, so that the loop of a prefill instance takes no CPU time. The
+        times of decode loops may be above 0.
+        """
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
@@ -230,9 +232,9 @@ class ColdKernels(Section):
     """
 
     prefill: Duration = 0
-    """Time for a kernel of prefill forwards, by their number of prompts."""
+    """Time for one kernel of prefill forwards. The number of a forward's prompts counts as the number of requests."""
     decode: Duration = 0
-    """Time for a kernel of decode steps, by their number of requests."""
+    """Time for one kernel of decode steps."""
 
 
 class CostChoice(Section):
@@ -286,7 +288,9 @@ class CostChoice(Section):
     `{prefill: 190 ms, decode: 67 ms}` (experiments/sglang-stamps-h200). None: the cache has the kernels.
     """
     measured: MeasuredSettings | None = None
-    """Setup and step sizes that the times were measured on. None: no warnings about other sizes."""
+    """Setup in which the times were measured, and the smallest and largest steps that were measured (tokens, requests).
+    None: no warnings about steps outside these sizes.
+    """
 
     @model_validator(mode="after")
     def _is_whole(self) -> "CostChoice":

@@ -79,7 +79,7 @@ class SeenTimes(NamedTuple):
     """
 
     usual: dict[str, Any]
-    """Times of a usual server."""
+    """Times of a usual server of this kind. Fields that are left out keep their defaults."""
     fast: dict[str, Any]
     """Times of the fastest servers where they differ from `usual`."""
     slow: dict[str, Any]

@@ -264,8 +264,8 @@ class ComputingSettings(ServerSettings):
     """Maximum number of tokens of one prompt in a step, with engine vllm only (--long-prefill-token-threshold). None:
     no limit."""
     long_prefill_adaptive: bool = False
-    """True: long_prefill_tokens is at least the step's tokens divided by the number of requests, with engine vllm only
-    (--long-prefill-token-threshold-adaptive). No effect without long_prefill_tokens."""
+    """True: long_prefill_tokens is at least chunked_prefill_tokens divided by the number of running and waiting
+    requests (--long-prefill-token-threshold-adaptive). Only with engine vllm, and if long_prefill_tokens is given."""
     chunked_media: bool = True
     """False: no chunk ends within an image or audio clip, with engine vllm only (--disable-chunked-mm-input)."""
     policy: Annotated[protocols.PrefillPolicy, Component("fcfs")] = FirstComeFirstServed()

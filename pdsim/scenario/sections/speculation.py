@@ -27,7 +27,7 @@ class DraftError(ValueError):
 
 
 def named(value: Any) -> Any:
-    """The algorithm's name in capital letters, which SGLang does not require. MTP, as other engines call it, becomes
+    """The algorithm's name in capital letters; SGLang also takes small letters. MTP, as other engines call it, becomes
     NEXTN.
     """
     name = value.upper() if isinstance(value, str) else value

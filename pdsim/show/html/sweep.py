@@ -283,8 +283,9 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Figures on how much each field changes a metric, on average over the values of the other fields. fields: values
-    of each field that varies. Empty: no field varies.
+    """A figure of how much each varied field changes each metric, on average over the values of the other fields. Empty
+    result: no field varies, or a metric has no bar. points: stable points. fields: the varied fields, each with its
+    values.
     """
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:

@@ -135,7 +135,9 @@ def print_ranges(intervals: Mapping[str, Ranges], what: str = "run") -> None:
 
 
 def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints for which runs the ranges come from a part of the load."""
+    """For each run whose ranges were computed from its first requests alone: prints how many these were, and how exact
+    the ranges are.
+    """
     console = new_console()
     for name, summary in summaries.items():
         if note := range_note(summary):

@@ -80,7 +80,9 @@ class StagedRank(Rank):
 
 
 class Turns(Lockstep):
-    """The turns of one server, one slot for each pipeline stage. No rank of this server ever dies."""
+    """Lets the ranks of one server with pipeline stages choose their steps in turns. There are as many slots as stages,
+    and each turn chooses the next step of one slot. Ranks of such a server never die.
+    """
 
     def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority, pipeline: PipelineTimes) -> None:
         super().__init__(timeline, num_ranks, order)

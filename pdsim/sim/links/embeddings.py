@@ -19,12 +19,12 @@ class EmbeddingMove:
     """
 
     moves: "EmbeddingMoves"
-    """Hears when the embeddings arrive."""
+    """The object that began the move. `arrived` tells it that the move has ended."""
     sent: m.SendEmbeddings
     """The command that asked for the move."""
-    start_ns: int
+    encode_start_ns: int
     """Time in ns at which encoding the part began."""
-    end_ns: int
+    encode_end_ns: int
     """Time in ns at which encoding the part ended."""
 
     def arrived(self) -> None:
@@ -58,7 +58,7 @@ class EmbeddingMoves:
     def on_arrived(self, move: EmbeddingMove) -> None:
         """Tells the server that waits for the embeddings."""
         sent, now_ns = move.sent, self._bus.timeline.now_ns
-        self._bus.recorder.on_embeddings(sent.request_id, sent.source, move.start_ns, move.end_ns, now_ns)
+        self._bus.recorder.on_embeddings(sent.request_id, sent.source, move.encode_start_ns, move.encode_end_ns, now_ns)
         self._bus.tell_agent(m.embeddings_of(sent.target), m.EmbeddingsArrived(sent.request_id, sent.part))
 
 

@@ -34,8 +34,9 @@ standard error of their mean.
 """
 
 Judge = Callable[[Part], Numbers | None]
-"""Function from an end's first requests to the end's numbers, extrapolated to the whole load. None: the first requests
-do not suffice."""
+"""Function from the first requests of a run with the fastest or slowest step times to this run's numbers for the whole
+load, which are extrapolated. None: the first requests do not suffice.
+"""
 VerdictOf = Callable[[RunResult], Any]
 
 
@@ -190,7 +191,7 @@ class _ForkedEnd(_End):
             if not self._pid:
                 os.close(from_child)
                 os.close(to_child)  # while it is open, the child would wait for ever for a parent that was killed
-                _answer(end, from_parent, to_parent)
+                _main_of_fork(end, from_parent, to_parent)
         os.close(from_parent)
         os.close(to_parent)
         self._input, self._output = os.fdopen(from_child, "rb"), os.fdopen(to_child, "wb")
@@ -230,9 +231,10 @@ def _forked(end: _End) -> Iterator[_ForkedEnd]:
         forked.stop()
 
 
-def _answer(end: _End, from_parent: int, to_parent: int) -> None:
-    """Main function of a forked process. from_parent, to_parent: file descriptors of the pipes to the parent. The
-    process must not close its parent's files or write to them.
+def _main_of_fork(end: _End, from_parent: int, to_parent: int) -> None:
+    """Simulates an end in a forked process, which then exits. Sends the parent the numbers that _ForkedEnd describes.
+    from_parent, to_parent: file descriptors of the pipes to the parent. The process must not close its parent's files
+    or write to them.
     """
     try:
         with os.fdopen(from_parent, "rb") as source, os.fdopen(to_parent, "wb") as target:

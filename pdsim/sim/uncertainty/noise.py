@@ -12,7 +12,9 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.building.cluster import Cluster
 
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
-"""Relative changes of the message latency: a few microseconds, as between two runs on one host."""
+"""Changes of the message latency in repetitions of a run, as shares of the latency. They are a few microseconds, as
+between two runs on one host.
+"""
 UNSTABLE = 0.02
 """A number is reported as unstable if its band (smallest to largest value over the repetitions) is at least this wide,
 relative to the number.

@@ -48,8 +48,9 @@ class Change(NamedTuple):
     """Ratios between the numbers of two runs of the same load, over their first requests."""
 
     ratios: Mapping[str, float]
-    """By summary field: value in the other run, divided by the value in the run itself. For throughputs: ratio of the
-    rates at which the second half of the first requests ended."""
+    """By summary field: value in the changed run divided by the value in the original run, both over the first
+    requests. For throughputs: ratio of the rates at which the second half of the first requests ended.
+    """
     error: float
     """Relative standard error of the ratio of mean TTFT or of mean latency, whichever is higher."""
     drift: float
@@ -69,7 +70,7 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 class PartWatch:
-    """Observer of a run. Calls `seen` with their numbers when the run's first requests have ended."""
+    """Observer of a run. When the run's first requests have ended, calls `seen` with the run's numbers at that time."""
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
         """num_requests: number of first requests; None: `seen` is never called. seen: an exception that it raises ends

@@ -37,7 +37,7 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
         gpus = dict.fromkeys(server.gpu for server in servers.values())
         unknown = " and ".join(gpu for gpu in gpus if not has_kernels(gpu))
         kernels = f"kernels of {'other GPUs than ' if unknown else ''}{unknown or ' and '.join(gpus)}"
-        deciding = "".join(f"; {found}" for role in servers if (found := _medians(scenario, role, steps)))
+        deciding = "".join(f"; {found}" for role in servers if (found := _share_of_medians(scenario, role, steps)))
         return f"{whose}: only {kernels} were measured, no server{deciding}: see the range; a profile narrows it"
     if names == "roofline":
         return f"{whose}: roofline, without measurements: good to compare configurations; fit a profile for more"
@@ -57,9 +57,9 @@ def of_media(scenario: Scenario, modality: str) -> str:
     )
 
 
-def _medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:
-    """Returns text about a role's operators that were measured on other GPUs only, with their share of the role's mean
-    step. Empty: their share is small.
+def _share_of_medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:
+    """Says which operators of a role were measured on other GPUs only, and their share of the role's mean step. Empty:
+    their share is small.
     """
     terms_ns = _mean_step(scenario, role, [step for step in steps if step.kind == role])
     total_ns = sum(terms_ns.values()) or 1

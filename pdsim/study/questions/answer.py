@@ -41,7 +41,7 @@ class Answer:
     notes: tuple[str, ...]
     """Further sentences on the answer, which the terminal prints with --details."""
     warnings: tuple[str, ...]
-    """Warnings about step sizes outside the measured range."""
+    """Warnings about simulated steps with more or fewer tokens or requests than any step that was measured."""
     limit: Limit | None
     """The resource that limits the winner: its throughput or, if the load has a fixed rate, the latency that is nearest
     to its limit. None: the run stalled.

@@ -40,8 +40,8 @@ def _capacity_arms(base: Base) -> list[Arm]:
 
 
 def rates(study: Study) -> list[Arm]:
-    """Candidates with the rates to try: a coarse grid first, then rates between the highest that meets the SLO and the
-    lowest that misses it.
+    """The next candidates to try, by the results so far. First a coarse grid of rates, or of speed-ups of a trace; then
+    values between the highest that meets the SLO and the lowest that misses it. Empty: no further candidate is needed.
     """
     tried = [arm.x for arm in study.arms if arm.series and arm.x is not None]
     if study.base.keeps_times:

@@ -30,7 +30,9 @@ class Arm(NamedTuple):
     series: str = ""
     """Name of a group of candidates that the question compares only with one another."""
     axis: str = ""
-    """Meaning of `x`, if it is not the meaning of the question's axis."""
+    """Meaning of the figure's horizontal axis, on which `x` is a position. Empty: the meaning that the question gives
+    (Question.axis).
+    """
 
 
 def place_of(arm: Arm) -> float:
@@ -134,7 +136,9 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about step sizes of candidates outside the measured range, and about failed requests."""
+        """Warnings about candidates' steps with more or fewer tokens or requests than any step that was measured, and
+        about failed requests.
+        """
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]
 

@@ -75,9 +75,9 @@ class Quantization:
         return self.dtype or "bf16"
 
     def not_understood(self, modules: Iterable[str], num_layers: int) -> list[str]:
-        """Entries of `left` that match none of the modules. In the returned entries, numbers are replaced by N, so that
-        entries of different layers become one. Entries of layers from num_layers on are left out, because these layers
-        predict further tokens (MTP).
+        """Entries of `left`, the modules that stay in bf16, that match none of the modules. In the returned entries,
+        numbers are replaced by N, so that entries of different layers become one. Entries of layers from num_layers on
+        are left out, because these layers predict further tokens (MTP).
         """
         known = list(modules)
         layers = [(one, re.search(r"layers\.(\d+)", one)) for one in self.left]

@@ -84,8 +84,8 @@ class DraftRows(NamedTuple):
     """For each sequence: tokens to verify in place of the draft head's first proposals, from the output of a run
     without drafts. An empty tuple: the proposals themselves are verified."""
     seeds: tuple[tuple[int, Seed | None], ...]
-    """Pairs (place, seed) of sequences that joined with this step. Seed None: the sequence was retracted, and its draft
-    state begins with zeros.
+    """Pairs (slot, seed) of sequences that joined with this step, with slots as in `slots`. Seed None: the sequence was
+    retracted, and its draft state begins with zeros.
     """
 
 

@@ -111,9 +111,9 @@ class Bootstrap:
         return expected
 
     async def _all(self, expected: _Expected, what: str, limit_s: float) -> dict[tuple[int, str], Any]:
-        """Waits for all expected answers, and returns them by (number, process). what: what the processes must do, for
-        the message. limit_s: maximum time in s. Raises TimeoutError that names the late processes, or LaunchError if a
-        process did not start.
+        """Waits for all expected answers, and returns them by the keys of `expected` (see _Expected). what: what the
+        processes must do, for the message. limit_s: maximum time in s. Raises TimeoutError that names the late
+        processes, or LaunchError if a process did not start.
         """
         try:
             async with asyncio.timeout(limit_s):

@@ -68,8 +68,8 @@ class RankedModel:
 
 
 class Followers:
-    """Runs each forward on all ranks. This process sends the forward to the other ranks, as a leader does, and computes
-    the first rank's part.
+    """The ranks of a model whose forwards are measured. This process computes the first rank's part of each forward,
+    and tells the processes of the other ranks (the followers) to compute theirs.
     """
 
     def __init__(self, ranked: RankedModel) -> None:

@@ -144,7 +144,7 @@ class PrefillMover(_Mover):
             self._pushes = {key: push for key, push in self._pushes.items() if key[1] != address}
 
     def warm_up(self) -> None:
-        """Compiles the gather kernel before the first transfer, which takes a second."""
+        """Compiles the gather kernel, so that the first transfer does not wait for this. Compiling takes a second."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -282,7 +282,7 @@ class DecodeMover(_Mover):
         return PeerMemory(self._transport.address, planes, ring, [*greetings, *states], states)
 
     def warm_up(self) -> None:
-        """Compiles the scatter kernel before the first transfer, which takes a second."""
+        """Compiles the scatter kernel, so that the first transfer does not wait for this. Compiling takes a second."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]

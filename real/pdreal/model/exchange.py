@@ -91,13 +91,13 @@ class DividedTokens:
         padding = self._ranks.size - 1  # at most
         is_fixed = len(x) * self._ranks.size <= MOST_FIXED_TOKENS + padding
         rows = packed(x, shares, chosen)
-        mixed = self._fixed(rows, weights) if is_fixed else self._counted(rows, chosen, weights)
+        mixed = self._with_fixed_sizes(rows, weights) if is_fixed else self._with_counts(rows, chosen, weights)
         return mixed if shared is None else mixed + shared, chosen
 
     def _padded(self, x: Tensor) -> Tensor:
         return pad(x, (0, 0, 0, missing)) if (missing := -len(x) % self._ranks.size) else x
 
-    def _fixed(self, rows: Tensor, weights: ExpertWeights) -> Tensor:
+    def _with_fixed_sizes(self, rows: Tensor, weights: ExpertWeights) -> Tensor:
         """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends every token to every rank. A CUDA
         graph can hold the exchange, because its size is fixed. rows: this rank's tokens, as `packed` returns them.
         """
@@ -105,10 +105,11 @@ class DividedTokens:
         computed = _computed(self._ranks.exchange(rows.repeat(size, 1)), weights)
         return self._ranks.exchange(computed).view(size, len(rows), -1).sum(0)
 
-    def _counted(self, rows: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
-        """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends a token once to each rank that
-        holds at least one of its experts, and adds up the ranks' results. rows: this rank's tokens, as `packed` returns
-        them. chosen: indices of the tokens' experts.
+    def _with_counts(self, rows: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
+        """Returns the output of experts for this rank's tokens, [rows, hidden]. Ranks first tell each other how many
+        rows they will send. Then each token is sent once to each rank that holds at least one of its experts, and the
+        ranks' results are added up. rows: this rank's tokens, as `packed` returns them. chosen: indices of the tokens'
+        experts.
         """
         size, num_tokens = self._ranks.size, len(rows)
         holder = chosen // (len(weights.router) // size)

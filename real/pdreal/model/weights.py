@@ -175,7 +175,7 @@ class LatentHeads:
     """
 
     keys: Tensor
-    """Key projections, [heads, plain, latent rank]."""
+    """Projections to keys, [heads, plain, latent rank]. plain: width of a key without its rotated part."""
     values: Tensor
     """Value projections, [heads, value, latent rank]."""
     scale: float

@@ -43,7 +43,9 @@ class VerifyRows(NamedTuple):
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
-    """Returns the columns of VerifyRows as lists: its first four fields, then each column of `taught`."""
+    """Returns a step's inputs as columns, one entry per row of the batch: tokens, positions, slots, num_accepted, and
+    num_verified - 1 columns of `taught` (see VerifyRows).
+    """
     drafts = batch.drafts
     assert drafts is not None
     taught = [[*given, *[UNTAUGHT] * (num_verified - 1 - len(given))] for given in drafts.taught]
@@ -74,7 +76,7 @@ class Drafter:
         )
 
     def plant(self, seeds: Sequence[tuple[int, Seed | None]]) -> None:
-        """Sets the draft states of sequences that join. seeds: pairs (place, seed); seed None: the state is zeros."""
+        """Sets the draft states of sequences that join. seeds: pairs (slot, seed); seed None: the state is zeros."""
         for slot, seed in seeds:
             self._proposals[slot] = 0 if seed is None else seed.token
             self._hidden[slot] = 0 if seed is None else self._state_of(seed)

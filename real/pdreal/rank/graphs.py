@@ -220,7 +220,9 @@ SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
 need no graph."""
 _MOST_SEQUENCES = 64
 _MOST_WITH_STATES = 16
-"""Maximum number of sequences with linear-attention states, because a graph has programs for the chunks of all."""
+"""Maximum number of sequences of a graph if they have linear-attention states. The graph has programs for the chunks of
+so many sequences, even if a forward has fewer.
+"""
 
 
 class _ForwardInputs(NamedTuple):

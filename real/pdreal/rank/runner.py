@@ -280,7 +280,7 @@ class ModelRunner:
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
         """Returns for each row, one row after another: its drafts, the target's choices, and for each draft 1 if the
-        draft is nearly the target's choice, else 0. seeds: pairs (place, seed) of sequences that join the batch.
+        draft is nearly the target's choice, else 0. seeds: pairs (slot, seed) of sequences that join the batch.
         """
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._updated_tables(batch)

@@ -75,7 +75,7 @@ class ModelConfig:
     """Latent attention: one latent per token, which all query heads share. None: the model has grouped-query
     attention."""
     window_tokens: int = 0
-    """Number of last tokens, including itself, that a token sees in the layers of llama.window_layers."""
+    """Sliding window in tokens of the layers llama.window_layers: a token itself and those before it. 0: none."""
     end_tokens: tuple[int, ...] = ()
     """Tokens that end a sequence, unless a request ignores them."""
 

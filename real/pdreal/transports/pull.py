@@ -27,7 +27,7 @@ _COUNT = struct.Struct("=q")
 
 
 class Sender(Protocol):
-    """Memory of a sender that this process can read."""
+    """The sending process, as the receiver sees it: its memory, from which the receiver copies."""
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
         """Copies ranges, and returns when all bytes are in place. Raises TransferError if the memory cannot be read.
