@@ -196,7 +196,9 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Context that holds the lock of a new folder. Nobody sees the lock free while its owner lives."""
+    """Context that holds the lock of a folder that was just made. The lock file gets its final name when it is locked
+    already, so no other program can find it unlocked.
+    """
     with own_lock(folder, "new.lock"):
         (folder / "new.lock").rename(folder / LOCK)
         yield

@@ -70,7 +70,7 @@ class OwnGaps:
         """Adds decode steps of one batch. row: their record.
 
         joined_ns: for each request that joined with these steps, the time from its last token to its first token in
-        this batch. others_ns: this time for all other requests.
+        this batch. others_ns: the same time for each of the other requests, whose last tokens came together.
         """
         rows = self._rows[row.instance_id]
         for attempt in step.left:

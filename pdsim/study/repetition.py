@@ -87,7 +87,7 @@ class Change:
     most: float
 
     @property
-    def is_told(self) -> bool:
+    def is_certain(self) -> bool:
         """True if the number differs visibly in all repetitions, and always in the same direction."""
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 

@@ -120,7 +120,7 @@ class StateBlocks(NamedTuple):
 
 def state_blocks(num_attention_layers: int, num_state_layers: int) -> StateBlocks:
     """Divides a model's layers into groups of equal size, each with layers of one kind: attention or linear attention.
-    Each group takes one block for each page of KV, or for each state (0.33.0, v1/core/kv_cache_planning.py:521).
+    Each group takes one block for each page of KV, or for each state (vLLM 0.33.0, v1/core/kv_cache_planning.py:521).
     """
     least, most = sorted((num_attention_layers, num_state_layers))
     size = most if most < _UNEVEN * least else least

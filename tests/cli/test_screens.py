@@ -120,7 +120,7 @@ def test_a_difference_counts_only_if_all_runs_agree(runs):
     signs = {other > one for one, other in runs}
     assert found.least <= found.own <= found.most
     smallest = min(abs(other / one - 1) for one, other in runs)
-    assert found.is_told == (len(signs) == 1 and found.least * found.most > 0 and smallest >= VISIBLE)
+    assert found.is_certain == (len(signs) == 1 and found.least * found.most > 0 and smallest >= VISIBLE)
 
 
 def test_repetitions_have_seeds_of_their_own(folder):

@@ -1,4 +1,4 @@
-"""Fits the times around steps: the loops on the host, and the way of requests and transfers.
+"""Fits the times around steps: of the host's loops, and of requests and transfers on their way.
 
 A client of a server sees a step together with the times around it (HTTP, tokenizer, host): a prompt's TTFT is the
 forward plus an overhead. A stream that decodes on the same GPUs waits for the forward at most, so rows of kind `stall`

@@ -252,8 +252,8 @@ def _padded_batch(columns: Columns) -> Floats:
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
-    """A term for the empty rows of CUDA graphs: the KV that they would read if they were like the other rows. Empty: no
-    step had empty rows.
+    """A term for the time of the empty rows of CUDA graphs: KV tokens that the empty rows would read if each had as
+    much KV as the batch's rows have on average. Empty: no step had empty rows.
     """
 
     def tokens(columns: Columns) -> Floats:

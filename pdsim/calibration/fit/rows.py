@@ -186,8 +186,9 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Says which rows were left out, and why."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """The different devices, models, data types, ep, verified tokens and graph sizes in rows of prefill and decode, by
-    column. Other rows may have been measured on the host."""
+    """For some columns, such as device, model and graph sizes: the different values in rows of prefill and decode. Rows
+    of other kinds may come from a host without the GPU.
+    """
 
     def of(self, kind: str) -> tuple[Rows, ...]:
         return tuple(rows for rows in self.rows if rows.kind == kind)

@@ -168,7 +168,9 @@ class GpuScaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Names the operators whose ratio has no interval, because no shape was timed on both GPUs."""
+        """A note that names the operators without common measurements on both GPUs. Their ratios of times come from
+        nominal rates, and have no interval. Empty: there are no such operators.
+        """
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
         note = f"{', '.join(bare)}: no times on both {gpus}, so nominal rates are taken, without an interval"

@@ -227,8 +227,9 @@ class HybridKvCache(KvCache):
         self._tree.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Ends the lease. Caches the request's pages up to the last state of its outputs, and keeps this state in the
-        cache. num_tokens: number of the sequence's tokens with KV. num_prompt_tokens is unused.
+        """Ends the lease. Keeps the last state that decoding left, and caches the pages of the tokens before this
+        state; pages behind it are freed. num_tokens: number of the sequence's tokens with KV. num_prompt_tokens is
+        unused.
         """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens

@@ -288,9 +288,9 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Notes that one user no longer uses a state. shift: the state's place in the order of eviction if no other
-        user is left. 1: after KV that became unused at the tree's last access. -1: before this KV. None: the place that
-        the state had before.
+        """Ends one use of a state. If no use is left, the state can be evicted, in the order in which states and KV
+        became unused. shift: place of the state in this order: 1: directly after KV that was unused at the tree's last
+        access; -1: directly before this KV; None: its place from earlier.
         """
         state.num_users -= 1
         if state.num_users:

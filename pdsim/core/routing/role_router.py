@@ -246,8 +246,8 @@ class RoleRouter:
         return [load for load in self.loads if load.instance_id not in self._down]
 
     def offering(self) -> "RoleRouter":
-        """Returns this object as a policy's view: `instances` has the loads of the instances that accept new
-        requests.
+        """Returns this object for a policy to read, after setting `instances` to the loads of the instances that accept
+        new requests.
         """
         self.instances = self.offered if self._down else self.loads
         return self

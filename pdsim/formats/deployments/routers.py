@@ -103,9 +103,9 @@ def _manual(flags: Mapping[str, Value]) -> dict[str, Any]:
 def _of_roles(
     names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool, manual: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The policy of each role, except roles with the default, cache_aware without settings. cache_aware with a match
-    threshold of 1 becomes least_loaded, which `pdsim launch` writes in this way. names: policy by role. settings: of
-    cache_aware or dynamo_kv. manual: settings of the policy manual. is_pair: as for `router_of`.
+    """The policy of each role. Roles with the default (cache_aware without settings) are left out. cache_aware with a
+    match threshold of 1 becomes least_loaded, because `pdsim launch` writes least_loaded as such options. names: policy
+    by role. settings: of cache_aware or dynamo_kv. manual: settings of the policy manual. is_pair: as for `router_of`.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():

@@ -65,7 +65,7 @@ def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list
 
 
 def _headline(first: ComparedRun, other: ComparedRun) -> str:
-    told = [(row, one) for row, _, one in _rows(first, other) if one is not None and one.is_told and row.better]
+    told = [(row, one) for row, _, one in _rows(first, other) if one is not None and one.is_certain and row.better]
     told = [(row, one) for row, one in told if row.field in _IN_HEADLINE] or told
     if not told:
         return f"{other.name} differs from {first.name} by no more than chance"
@@ -100,7 +100,7 @@ def _change_text(row: SummaryRow, value: float) -> str:
 
 
 def _verdict(row: SummaryRow, found: Change) -> str:
-    if not found.is_told:
+    if not found.is_certain:
         return _CHANCE if round(found.own, 4) else ""
     return "" if not row.better else "better" if found.own * row.better > 0 else "worse"
 
@@ -147,7 +147,7 @@ def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
     told = [
         (row, one.own)
         for row, _, one in _rows(first, other)
-        if one is not None and one.is_told and row.field in mine and row.field in theirs
+        if one is not None and one.is_certain and row.field in mine and row.field in theirs
     ]
     turned = [
         row.title

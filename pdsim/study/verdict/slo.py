@@ -260,14 +260,14 @@ class Judgement:
         place = max(range(len(own)), key=lambda i: own[i].value / own[i].limit)
         return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
 
-    def details_of(self, count: Term) -> list[Reading]:
-        """For a term that asks for a share: its metrics, each at the percentile of the share. Empty for other terms."""
+    def details_of(self, wanted: Term) -> list[Reading]:
+        """For a term on a share of requests: its metrics, each at the percentile of the share. Otherwise empty."""
         skipped = 0
         for term in self.readings:
-            if term == count:
+            if term == wanted:
                 return list(self.details[skipped : skipped + len(term.limits_ms)]) if term.is_share else []
             skipped += len(term.limits_ms) if term.is_share else 0
-        raise KeyError(count)
+        raise KeyError(wanted)
 
     def tail_ms(self, metric: str) -> float | None:
         """The metric in ms at the limited percentile, by the SLO's first term on this metric. None: no such term."""

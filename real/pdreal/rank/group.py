@@ -48,7 +48,8 @@ class ComputedTokens(NamedTuple):
     logprobs: Sequence[Logprobs | None] = ()
     """Log probabilities of each token; empty if no request asks for them."""
     seeds: Sequence[Seed] = ()
-    """Seeds of the drafts of each chunk; empty if there are no drafts."""
+    """For each chunk: the first proposal and the hidden state from which drafting begins; empty if there are no drafts.
+    """
 
 
 class RankThreads:
