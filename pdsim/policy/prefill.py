@@ -62,7 +62,7 @@ class ShortestPromptFirst:
 @dataclass
 class LongestOutputFirst:
     """Computes the prompt with the longest requested output first, after priorities (SGLang's lof). On prefill
-    instances all prompts request one token.
+    instances all prompts request one token, so those of equal priority keep the order of the queue.
     """
 
     def select(self, view: PrefillView) -> Iterable[Pick]:

@@ -37,7 +37,8 @@ class Lease:
     has_twins: bool = False
     """True: this request holds its own copies of pages that the prefix cache also has."""
     read_node: Node | None = None
-    """Last node of the cached prefix that decode steps read for this request."""
+    """Last node of the cached prefix that decode steps read for this request. None: decode steps read no cached prefix.
+    """
     num_loaded: int = 0
     """Number of pages that were loaded from host memory when this request was admitted."""
     num_counted_tokens: int = 0

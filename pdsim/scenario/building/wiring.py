@@ -30,7 +30,7 @@ class Interconnect:
     wire: RankPairLayout
     """How KV is laid out between the ranks of a prefill and a decode instance."""
     transport: Transport
-    """Engine that sends the KV, with its times per transfer and descriptor."""
+    """Transfer engine that sends the KV, with its times per transfer and descriptor."""
     topology: Topology
     """Links between the instances, with their bandwidths."""
     staging: StagingCost | None

@@ -40,7 +40,7 @@ class Range:
     is_whole: bool
     is_log: bool
     count: int | None
-    """Number of values in a grid. None: `step` decides, or the range cannot stand in a grid."""
+    """Number of values in a grid. None: `step` gives the values; without `step`, a grid cannot use the range."""
     step: float | None
     """Difference of two neighbouring values in a grid, in base units. None: `count` decides."""
 

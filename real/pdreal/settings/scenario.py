@@ -22,7 +22,8 @@ from pdsim.workload.request_spec import RequestSpec
 
 _TOKEN_BYTES = 32
 """Largest number of bytes in a body for one prompt token: an escaped character (\\u003c) takes 6, an escaped
-spelled-out token 18, a part of a message 27."""
+spelled-out token 18, a token in a message part of its own 27.
+"""
 _FIELDS_BYTES = 1 << 16
 """Largest number of bytes in a body for everything but its prompt."""
 
