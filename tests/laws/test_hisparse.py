@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdsim.core.messages import HiSparseStep
@@ -101,8 +101,16 @@ def test_every_step_copies_what_a_twin_of_each_request_copies(scenario):
     assert made.records.requests
 
 
+def few_places(num_places):
+    """Requests whose KV arrives while the batch is full. This alone makes room for one more transfer."""
+    specs = [request(i, 50, 60) for i in range(6)]
+    return hisparse(*specs, pool_pages=100, decode__max_running_requests=num_places)
+
+
 @given(scenarios())
 @examples(8)
+@example(few_places(1))
+@example(few_places(2))
 def test_many_steps_at_once_equal_single_steps(scenario):
     run_both_ways(scenario)
 

@@ -47,6 +47,7 @@ class HiSparseDecodeInstance(DecodeInstance):
     def _collect_arrived(self, commands: list[m.Command]) -> None:
         num_ready = len(self.ready.requests)
         super()._collect_arrived(commands)
+        self.queue.ask_again_steps = 1  # what has left the transfers keeps no whole buffer free any more
         for request in self.ready.requests[num_ready:]:
             if not self._hisparse.open_buffer(request.lease):
                 self.ready.withdraw(request.request_id)
