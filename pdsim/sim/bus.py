@@ -54,6 +54,8 @@ class Timeline:
         self.now_ns = 0
         self.num_events = 0
         """Number of events scheduled so far."""
+        self.num_watches = 0
+        """Number of events that are due and only look at instances, so that nothing happens because of them."""
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
@@ -82,7 +84,8 @@ class Timeline:
 
     @property
     def has_ended(self) -> bool:
-        return not self._queue
+        """True if no event is due but those that only look."""
+        return len(self._queue) == self.num_watches
 
 
 class Driver:

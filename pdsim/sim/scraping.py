@@ -25,17 +25,22 @@ class Scraping:
 
     def start(self) -> None:
         if self._interval_ns:
-            self._timeline.after(self._interval_ns, self._look)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        self._timeline.num_watches += 1
+        self._timeline.after(self._interval_ns, self._look)
 
     def _look(self, _: None) -> None:
         """Reads the metrics, and schedules the next reading. Stops if no other event is due, so that a stalled run
         ends.
         """
+        self._timeline.num_watches -= 1
         levels = self._levels()
         if levels is None or self._timeline.has_ended:
             return
         self._send(m.MetricsSeen(tuple(_metrics(name, one) for name, one in levels.items())))
-        self._timeline.after(self._interval_ns, self._look)
+        self._schedule()
 
 
 def _metrics(instance_id: str, levels: Levels) -> m.InstanceMetrics:

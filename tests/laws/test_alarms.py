@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.sim.bus import CHOICES, FIRST, Timeline
+from pdsim.sim.scraping import Scraping
 
 
 class SimPyTimeline:
@@ -71,3 +72,17 @@ def test_alarms_ring_as_simpy_rings_them(plan):
         timeline.run_all()
         rung.append(bell.rung)
     assert rung[0] == rung[1]
+
+
+def test_readings_of_metrics_and_an_autoscaler_do_not_keep_each_other_going():
+    timeline, looks = Timeline(), []
+
+    def look(_):
+        looks.append(timeline.now_ns)
+        if not timeline.has_ended and len(looks) < 9:
+            timeline.after(30, look)
+
+    Scraping(timeline, 10, dict, lambda _: None).start()
+    timeline.after(30, look)
+    timeline.run_all()
+    assert (looks, timeline.now_ns) == ([30], 30)
