@@ -94,6 +94,10 @@ class DecodeHostOverhead(NamedTuple):
     prefill_ns: float = 0
     """Additional host time in ns of each prefill forward, in an instance whose scheduler loop runs both prefill and
     decode."""
+    launch_ns: float = 0
+    """Time in ns of launching a prefill forward in such an instance. A forward ends no earlier than its launch."""
+    launches_ahead: bool = False
+    """True: directly behind another forward, the launch of a forward begins when the launch before has ended."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests
@@ -219,6 +223,10 @@ class StepTimes:
     """Stalls after a cold start. None: the instance is warm."""
     lines: dict[int, DecodeLine] = field(init=False, default_factory=dict)
     """Durations that `decode_line` has computed, by number of requests."""
+    _launched_ns: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
+    """Time in ns at which the launch of the latest forward ended."""
+    _forward_end_ns: int = field(init=False, default_factory=int)
+    """Time in ns at which the latest forward ended."""
 
     @property
     def forward_ns(self) -> Callable[[PrefillStep, int], int]:
@@ -226,7 +234,8 @@ class StepTimes:
         function if nothing is added to the model's time.
         """
         is_plain = self.drafting.model is None and self.kv_reads is None and self.speedup[0] == 1
-        return self.prefill.prefill_ns if is_plain and not self.host_overhead.prefill_ns else self.prefill_ns
+        has_host_work = self.host_overhead.prefill_ns or self.host_overhead.launch_ns
+        return self.prefill.prefill_ns if is_plain and not has_host_work else self.prefill_ns
 
     def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in
@@ -244,7 +253,19 @@ class StepTimes:
         duration_ns += round(self.host_overhead.prefill_ns)
         if self.speedup[0] != 1:
             duration_ns = max(1, round(duration_ns / self.speedup[0]))
+        if self.host_overhead.launch_ns:
+            duration_ns = self._launched(duration_ns, start_ns)
         return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
+
+    def _launched(self, duration_ns: int, start_ns: int) -> int:
+        """Duration in ns of a forward that ends no earlier than its launch. The launch begins with the forward, or
+        earlier behind another forward, because the loop with overlap chooses a step while the step before it runs
+        (SGLang 0.5.12, managers/scheduler.py:1564).
+        """
+        is_ahead = self.host_overhead.launches_ahead and start_ns == self._forward_end_ns
+        self._launched_ns = (self._launched_ns if is_ahead else start_ns) + round(self.host_overhead.launch_ns)
+        self._forward_end_ns = max(start_ns + duration_ns, self._launched_ns)
+        return self._forward_end_ns - start_ns
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
         """Duration in ns of a forward over prompts and running requests, including reading the KV of running requests.

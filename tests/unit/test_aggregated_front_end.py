@@ -32,6 +32,26 @@ def test_the_loop_takes_its_time_around_a_forward_and_decode_steps_do_not():
     assert r.end_ns == r.first_token_ns + 2 * 11 * MILLISECOND
 
 
+def test_a_forward_ends_no_earlier_than_its_launch():
+    """Of 164 tokens in chunks of 64 the forwards take 64, 64 and 36 ms. With overlap the launches follow each other."""
+    steps = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "10 ms"}
+    ends_ms = {True: {0: 164, 50: 164, 60: 180, 100: 300}, False: {0: 164, 50: 178, 60: 188, 100: 300}}
+    for overlap, ends in ends_ms.items():
+        for launch_ms, end_ms in ends.items():
+            cost = {"prefill": steps, "decode": steps, "host": {"launch": f"{launch_ms} ms"}}
+            scenario = small_aggregated(request(0, 164, 3), cost=cost, aggregated__overlap=overlap)
+            assert run(scenario).records.requests[0].streamed_ns == (1 + end_ms) * MILLISECOND
+
+
+def test_behind_a_decode_step_the_launch_begins_with_the_forward():
+    """The second prompt of 10 tokens waits for a step of 30 ms, and its forward takes its launch of 25 ms."""
+    steps = {"use": "affine", "prefill_per_token": "1 ms", "decode_base": "30 ms"}
+    cost = {"prefill": steps, "decode": steps, "host": {"launch": "25 ms"}}
+    second = request(1, 10, 3, arrival_ns=30 * MILLISECOND)
+    rows = run(small_aggregated(request(0, 10, 9), second, cost=cost)).records.requests
+    assert [row.streamed_ns // MILLISECOND for row in rows] == [1 + 25, 1 + 25 + 30 + 25]
+
+
 def test_an_answer_of_one_token_ends_with_it():
     (r,) = run(small_aggregated(request(0, 10, 1), front_end={"latency_out": "3 ms"})).records.requests
     assert r.outcome == "finished"

@@ -41,7 +41,7 @@ from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.cost import ColdKernels, HostSettings
 from pdsim.scenario.sections.faults import ClientAbort, Kill, SlowLink
 from pdsim.scenario.sections.front_end import FrontEndSettings
-from pdsim.scenario.sections.servers import DecodingSettings
+from pdsim.scenario.sections.servers import AggregatedSettings, DecodingSettings
 from pdsim.scenario.yaml_file import ConfigError, did_you_mean
 from pdsim.system.catalog import load_model, lookups_remembered
 from pdsim.system.memory import Layout, Role, memory_tier
@@ -211,7 +211,11 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
         swaps=wiring.swaps(scenario, role),
         cold=cold,
         host_overhead=DecodeHostOverhead(
-            *(host.slowdown * time_ns for time_ns in (host.decode_step, host.decode_request, host.decode_prefill))
+            step_ns=host.slowdown * host.decode_step,
+            request_ns=host.slowdown * host.decode_request,
+            prefill_ns=host.slowdown * host.decode_prefill,
+            launch_ns=host.slowdown * host.launch,
+            launches_ahead=isinstance(settings, AggregatedSettings) and settings.overlap,
         ),
     )
 

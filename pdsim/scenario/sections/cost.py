@@ -181,8 +181,8 @@ ENCODE_SPREAD = 2
 
 
 class HostSettings(Section):
-    """CPU time of the instances' scheduler loops. Fields without `decode` in their name belong to prefill; `loading`
-    belongs to all.
+    """CPU time of the instances' scheduler loops. Fields without `decode` in their name belong to prefill; `launch`
+    belongs to aggregated instances, too, and `loading` to all.
     """
 
     start: Duration = 0

@@ -385,8 +385,8 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """Servers of a cluster without disaggregation, which are all equal. Each server prefills and decodes on the same
     GPUs.
 
-    In such a cluster cost.host, router.decode, front_end.waits_for_prefill and all of network except message_latency
-    have no effect.
+    In such a cluster router.decode, front_end.waits_for_prefill and all of network except message_latency have no
+    effect, and of cost.host only launch, loading and the fields with decode in their name have one.
     """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)
