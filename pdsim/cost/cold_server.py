@@ -31,7 +31,8 @@ class ColdServer:
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Number of decode steps with several requests since the start."""
     _num_allocated_pages: int = field(init=False, default_factory=int)
-    """Number of pages that forwards have allocated since the start. The list of free pages begins at this entry."""
+    """Number of pages that forwards have allocated since the start. The list of free pages begins at this entry. Not
+    counted are an aggregated instance's decode steps, and pages that are freed in front of the list."""
     _compiled: set[tuple[int, int]] = field(init=False, default_factory=set)
     """Kernels of forwards: number of prompts, rounded up to a power of two, and variant."""
     _decode_steps: Counter[int] = field(init=False, default_factory=Counter)

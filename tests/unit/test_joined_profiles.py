@@ -50,6 +50,16 @@ def test_each_role_compiles_as_its_own_machine(tmp_path):
     assert (kernels.prefill, kernels.decode) == (200_000_000, 87_000_000)
     kernels = scenario({**roles, "cold_kernels": {"decode": "90 ms"}}, page_size=64).cost.cold_kernels
     assert (kernels.prefill, kernels.decode) == (200_000_000, 90_000_000)
+    for profiles in (roles, roles["prefill"]):
+        assert scenario({**profiles, "cold_kernels": None}).cost.cold_kernels is None
+
+
+@pytest.mark.parametrize("section", ["host", "measured"])
+@pytest.mark.parametrize("given", [None, 3])
+def test_what_is_no_section_beside_two_profiles_is_refused(section, given):
+    roles = {"prefill": profile(H200), "decode": profile(H200)}
+    with pytest.raises(ConfigError, match=f"{section}: expected a section, {{name: value}}, found {given}"):
+        scenario({**roles, section: given})
 
 
 def test_a_mixed_cluster_is_measured_where_both_of_its_machines_were():

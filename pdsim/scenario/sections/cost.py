@@ -284,8 +284,9 @@ class CostChoice(Section):
     0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
     """
     cold_kernels: ColdKernels | None = None
-    """Time to compile kernels that allocate pages, on servers whose Triton cache is empty. SGLang 0.5.12 on H200:
-    `{prefill: 190 ms, decode: 67 ms}` (experiments/sglang-stamps-h200). None: the cache has the kernels.
+    """Time to compile kernels that allocate pages, on servers whose Triton cache is empty. Each instance compiles for
+    itself, and again after a restart. SGLang 0.5.12 on H200s of two machines: `{prefill: 249 ms, decode: 87 ms}` and
+    `{prefill: 200 ms, decode: 66 ms}` (experiments/sglang-stamps-h200). None: the cache has the kernels.
     """
     measured: MeasuredSettings | None = None
     """Setup in which the times were measured, and the smallest and largest steps that were measured (tokens, requests).

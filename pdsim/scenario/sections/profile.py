@@ -130,14 +130,22 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
     if named is None:
         return value
     path, beside = named
-    for section, changes in beside.items():
-        if section in _BESIDE and not isinstance(changes, dict):
-            raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
     if any(section not in _BESIDE for section in beside):
         raise ValueError(f"profile cannot be combined with {', '.join(beside)}, only with {_BESIDE_TEXT}")
     cost = read_profile(path)["cost"]
-    changed = {section: {**cost.get(section, {}), **changes} for section, changes in beside.items()}
+    changed = {section: _changed(section, cost.get(section), changes) for section, changes in beside.items()}
     return {"measured": {}, **cost, **changed}  # without `measured` it does not say what it was measured on
+
+
+def _changed(section: str, fitted: Any, changes: Any) -> dict[str, Any] | None:
+    """A section of a profile's cost with the changes that a scenario makes to it. fitted: the section in the profile;
+    None: the profile lacks it. Returns None if the scenario takes the section away, which only cold_kernels allow.
+    """
+    if changes is None and section == "cold_kernels":
+        return None
+    if not isinstance(changes, dict):
+        raise ValueError(f"{section}: expected a section, {{name: value}}, found {changes!r}")
+    return {**(fitted or {}), **changes}
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
@@ -162,13 +170,9 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
         if (name in _HOST_OF_DECODE) == (role == "decode")
     }
     kernels = {role: its[role] for role, cost in costs.items() if role in (its := cost.get("cold_kernels") or {})}
-    beside = {
-        "host": {**host, **given.pop("host", {})},
-        "measured": {**_measured(costs), **given.pop("measured", {})},
-    }
-    if kernels := {**kernels, **given.pop("cold_kernels", {})}:
-        beside["cold_kernels"] = kernels
-    return {**given, **found, **beside}
+    beside = {"host": host, "measured": _measured(costs), **({"cold_kernels": kernels} if kernels else {})}
+    changed = {section: _changed(section, beside[section], given[section]) for section in beside.keys() & given.keys()}
+    return {**given, **found, **beside, **changed}
 
 
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
