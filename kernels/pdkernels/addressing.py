@@ -62,9 +62,9 @@ def unit_in_pool(
 
 @triton.jit
 def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANES: tl.constexpr):
-    """Returns the offsets of units in a staging span [slice, plane, token, ROW // SLICES], counted from the plane of
-    slice 0. unit: numbers of units. tokens: tokens of the request. ROW: units moved per token. SLICES, PLANES: numbers
-    of slices and planes in the span.
+    """Returns where units of a plane lie in a staging span [slice, plane, token, ROW // SLICES], in units from the
+    place of this plane in the first slice. unit: indices of units among those of the plane, token after token. tokens:
+    tokens of the request. ROW: units moved per token. SLICES, PLANES: numbers of slices and planes in the span.
     """
     if SLICES == 1:
         return unit

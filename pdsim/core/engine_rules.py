@@ -57,9 +57,10 @@ class EngineRules:
     GPUs.
     """
     num_allocation_kernels: int = 1
-    """Number of variants of a kernel that allocates pages, for each power of two of the requests. SGLang 0.5.12 has one
-    for each alignment of the list of free pages (mem_cache/allocator.py:434); 0.5.23 has one
-    (kernels/ops/memory/allocator.py:115)."""
+    """Number of variants of the kernels that allocate pages. Each kernel serves one number of requests, rounded up to a
+    power of two. SGLang 0.5.12 has a variant for each alignment of the list of free pages (mem_cache/allocator.py:434);
+    0.5.23 has one variant (kernels/ops/memory/allocator.py:115).
+    """
     caches_unseen: bool = False
     """Outputs are unseen while the scheduler does not know their tokens. True: if a request leaves the batch before its
     end, the prefix cache keeps whole pages of its unseen outputs, and the request finds these pages when it resumes.

@@ -35,7 +35,9 @@ class _End(NamedTuple):
 
 
 class SimulatedEnds:
-    """Expected ends of running requests and of requests that one forward begins, soonest first."""
+    """Tells whether further requests fit, by simulating in which order running requests, and requests that one forward
+    begins, end and free their tokens.
+    """
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
         """ratio: a request that may stop at EOS is expected to produce this share of its maximum output."""

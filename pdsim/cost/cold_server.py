@@ -31,8 +31,10 @@ class ColdServer:
     _num_shared_steps: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Number of decode steps with several requests since the start."""
     _num_allocated_pages: int = field(init=False, default_factory=int)
-    """Number of pages that forwards have allocated since the start. The list of free pages begins at this entry. Not
-    counted are an aggregated instance's decode steps, and pages that are freed in front of the list."""
+    """Number of pages that forwards have allocated since the start. Each of them has left the front of the list of free
+    pages, so the list now begins this number of entries further back in memory. Not counted are an aggregated
+    instance's decode steps, and pages that are freed in front of the list.
+    """
     _compiled: set[tuple[int, int]] = field(init=False, default_factory=set)
     """Kernels of forwards: number of prompts, rounded up to a power of two, and variant."""
     _decode_steps: Counter[int] = field(init=False, default_factory=Counter)
@@ -54,8 +56,9 @@ class ColdServer:
         """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns (0:
         none follows).
 
-        Which variant a step needs is not known, because its pages are not counted: the first steps of each power of two
-        compile all variants.
+        Which variant of a kernel a step needs is not known, because pages of decode steps are not counted. Each of the
+        first num_variants steps with so many requests, rounded up to a power of two, therefore counts as if it compiled
+        a variant.
         """
         num_before, stall_ns = self._next_numbered(num_requests)
         if self.decode_kernel_ns and self._decode_steps[_power_of_two(num_requests)] < self.num_variants:

@@ -194,8 +194,8 @@ class Collectives:
         return self._gathers(attention.num_layers, (layout.dcp - 1) * layout.read_token_bytes)
 
     def _gathers(self, num_collectives: int, token_bytes: float) -> Gathers:
-        """Time of num_collectives collectives in each forward. token_bytes: bytes per token that each GPU receives in
-        all of them.
+        """Returns the times of a forward's collectives. num_collectives: their number. token_bytes: bytes that each GPU
+        receives for each token of the forward, in all of them together.
         """
         rate = self.layout.gpu.nvlink_bandwidth * self.link_efficiency
         return Gathers(num_collectives * self.fixed_ns, 1e9 * token_bytes / rate)

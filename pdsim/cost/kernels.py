@@ -167,9 +167,10 @@ class Beyond(NamedTuple):
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)
-"""Factors for DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers are slower than the tables is
-not known. The factors were chosen with two measurements of B200 under load, and tested with the other measurements of
-experiments/inferencex-tp."""
+"""For DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers compute such experts more slowly than
+the operator tables say is not known. The factors were chosen with two measurements of B200 under load, and tested with
+the other measurements of experiments/inferencex-tp.
+"""
 
 
 def beyond_tables(layout: Layout) -> Beyond:

@@ -180,8 +180,9 @@ class KvReads:
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Returns the duration in ns of a forward that begins at start_ns, including the time for earlier reads.
-        duration_ns: its duration without reads. The caller makes one call per forward, in order.
+        """Returns the duration in ns of a forward that begins at start_ns: duration_ns, its duration without reads, and
+        the time that reads add which were counted since the forward before (`ended`). The caller makes one call per
+        forward, in order.
         """
         owed_ns = int(self._owed_ns)
         self._owed_ns -= owed_ns

@@ -13,7 +13,9 @@ from pdsim.dataclass import dataclass
 FIND_NS, SHORT_NS = 11_200, 5_000
 """Time in ns of the kernel without copies: if the KV of a request does not fit its buffer, and if all KV fits."""
 TOKEN_NS = 118.5
-"""Time in ns in which a block copies one token of one layer, if the host link is not the bottleneck."""
+"""Time in ns in which one block of threads copies the KV of one token in one layer, if the host link is not the
+bottleneck.
+"""
 COPY_NS, COPY_TOKEN_NS = 4_800, 28.0
 """Time in ns of a kernel that copies tokens of a layer that shares the index: without tokens, and for each token of any
 request."""
@@ -21,9 +23,12 @@ request."""
 
 @dataclass(frozen=True, kw_only=True)
 class SwapCosts:
-    """Copies of one rank's KV, without indexer keys, over its host link. All ranks of an instance copy at the same
-    time. A layer's attention begins when its tokens are on the GPU. A step begins when the new tokens of the previous
-    step are saved (SGLang 0.5.23, managers/hisparse_coordinator.py:1587, 1265).
+    """Times of the copies that decode steps with HiSparse wait for: copies of one rank's KV, without indexer keys,
+    between host memory and the requests' buffers on the GPU.
+
+    All ranks of an instance copy at the same time. A layer's attention begins when its tokens are on the GPU. A step
+    begins when the new tokens of the previous step are saved (SGLang 0.5.23, managers/hisparse_coordinator.py:1587,
+    1265).
     """
 
     num_layers: int
@@ -67,10 +72,13 @@ class SwapCosts:
         """
         missed = self.chosen_tokens * (step.num_first_requests + self.miss_rate * step.num_long_requests)
         late_ns = max(0.0, COPY_NS + COPY_TOKEN_NS * missed - layer_ns)
-        return self.num_index_layers * self._find_ns(step, missed) + (self.num_layers - self.num_index_layers) * late_ns
+        num_others = self.num_layers - self.num_index_layers
+        return self.num_index_layers * self._index_layer_ns(step, missed) + num_others * late_ns
 
-    def _find_ns(self, step: HiSparseStep, missed: float) -> float:
-        """Time in ns of the kernel of one layer with an indexer. missed: number of tokens that it copies."""
+    def _index_layer_ns(self, step: HiSparseStep, missed: float) -> float:
+        """Time in ns of the kernel of one layer with an indexer, which finds the tokens that buffers lack and copies
+        them. missed: number of these tokens, over all requests.
+        """
         if not step.num_first_requests and not step.num_long_requests:
             return SHORT_NS
         largest = self.chosen_tokens * (1 if step.num_first_requests else self.miss_rate)

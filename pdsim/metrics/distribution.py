@@ -92,8 +92,8 @@ class RunSamples:
         return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value at position `rank`, from 0, if all values were sorted. Lists only the progressions that can contain
-        this position.
+        """The value at position `rank`, from 0, if the values of all progressions were sorted. Lists the values of
+        those progressions only that can contain this position.
         """
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]

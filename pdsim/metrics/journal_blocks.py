@@ -70,7 +70,9 @@ class _Objects:
             self._num += 1
 
     def _column(self, values: list[Any]) -> Any:
-        """The values of a field as JSON. The items of a tuple are of one type."""
+        """Returns the values of one field of several objects of one class as JSON. All items of a tuple have the same
+        type.
+        """
         types = set(map(type, values))
         if types <= PLAIN:
             return values

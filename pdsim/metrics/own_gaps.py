@@ -48,8 +48,8 @@ class OwnGaps:
     """
 
     def __init__(self, stream_interval: int = 1, *, has_percentiles: bool = True) -> None:
-        """stream_interval: number of tokens that reach the client together. has_percentiles: False: only groups of
-        tokens are collected, and no percentiles.
+        """stream_interval: number of tokens that reach the client together. has_percentiles: False: `groups` is
+        collected, but no percentiles of each request's gaps are computed.
         """
         self.groups: list[Run] | None = [] if stream_interval > 1 else None
         """Groups of tokens of finished requests: `grouped`, in ns. None: each token reaches the client alone."""

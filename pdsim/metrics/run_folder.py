@@ -154,10 +154,10 @@ _SUMMARY_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """For each field of the summary that is no metric: its type in words, and a function that checks a value. Any of these
 fields may be missing.
 """
-_COUNTED = re.compile(
+_NUMBERS = re.compile(
     r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
 )
-"""Pattern of the fields that every run's summary has. Each has a number."""
+"""Pattern of fields that are numbers in the summary of every run."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
 """Fields of SUMMARY_ROWS. A field is null if there was nothing to measure, such as the TPOT of requests with
@@ -179,7 +179,7 @@ def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
 def _type_of(field: str) -> tuple[str, Callable[[Any], bool]] | None:
     if field in _SUMMARY_TYPES:
         return _SUMMARY_TYPES[field]
-    if _COUNTED.fullmatch(field):
+    if _NUMBERS.fullmatch(field):
         return "a number", _is_number
     if field in _IN_ROWS or _METRIC.fullmatch(field):
         return "a number or null", lambda found: found is None or _is_number(found)

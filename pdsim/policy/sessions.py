@@ -158,9 +158,10 @@ class Manual:
 
     assignment_mode: Literal["random", "min_load", "min_group"] = "random"
     """Instance of a new session. random: a random instance. min_load: the instance with the fewest requests. min_group:
-    the instance with the fewest sessions that have unfinished requests; with router.counts: streams a random instance,
-    because the gateway looks for routing keys of streams in answers (routers/http/pd_router.rs,
-    create_streaming_response). Ties are broken at random."""
+    the instance with the fewest sessions that have unfinished requests. If router.counts is streams, min_group also
+    picks a random instance, because the gateway looks for routing keys of streams in answers
+    (routers/http/pd_router.rs, create_streaming_response). Ties are broken at random.
+    """
     max_idle_ns: int = 4 * 3600 * _SECOND_NS
     """A session is forgotten if this time has passed since its last request arrived. 0: never."""
     eviction_interval_ns: int = 60 * _SECOND_NS

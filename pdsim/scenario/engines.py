@@ -37,8 +37,8 @@ def of_its_engine(scenario: "Scenario") -> str:
 
 
 def of_its_release(scenario: "Scenario") -> str:
-    """Names a setting that the release of the engine lacks, or says that pdsim does not model the release. Empty:
-    neither.
+    """Says what is wrong with the scenario for the chosen release of its engine: a setting that the release lacks, or a
+    release that pdsim does not model. Empty: nothing.
     """
     releases = RELEASES[scenario.engine]
     if scenario.engine_version not in (None, *releases):

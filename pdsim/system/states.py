@@ -60,8 +60,10 @@ class StateRule:
 
     slots_per_request: int
     """Number of slots per running request."""
-    num_drafts: int = 0
-    """Number of tokens per request that a step verifies. Each has its own state. 0: no speculative decoding."""
+    num_verified: int = 0
+    """Number of tokens per request that a step of speculative decoding verifies. Each has its own state. 0: no
+    speculative decoding.
+    """
     max_running: int | None = None
     """Maximum number of running requests, if it is known before memory is divided. None: it is not."""
     is_fixed: bool = False
@@ -70,19 +72,19 @@ class StateRule:
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
         """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together.
-        state_bytes: bytes of one state. The bytes include padding: one further slot, and the drafts of one further
-        request.
+        state_bytes: bytes of one state. The bytes include padding: one further slot, and states for the verified tokens
+        of one further request.
         """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running
         else:
             budget = room * STATE_SHARE / (1 + STATE_SHARE) / state_bytes
-            drafts = self.num_drafts
-            num_slots = max(0, int((budget - 1 - drafts) // (1 + drafts / self.slots_per_request)))
+            verified = self.num_verified
+            num_slots = max(0, int((budget - 1 - verified) // (1 + verified / self.slots_per_request)))
         running = num_slots // self.slots_per_request
         if self.max_running is not None:
             running = min(running, self.max_running)
-        num_states = num_slots + 1 + (running + 1) * self.num_drafts
+        num_states = num_slots + 1 + (running + 1) * self.num_verified
         return StateMemory(num_slots, num_states * state_bytes)
 
 

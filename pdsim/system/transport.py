@@ -79,7 +79,9 @@ class Transport:
 
     @property
     def posting_each_ns(self) -> float:
-        """Time in ns for posting one descriptor before the first byte moves."""
+        """Part of the time for posting one descriptor, in ns, that passes before the first byte of the batch moves. The
+        rest is moving_each_ns.
+        """
         return (1 - self.overlap) * self.descriptor_ns
 
     @property
@@ -103,7 +105,8 @@ class Transport:
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:
-        """Duration in ns of one turn of a worker if num_posting workers post, including its share of the loop's
-        time.
+        """Mean time in ns from the begin of a worker's turn to the begin of the next worker's turn, if num_posting
+        workers of a rank take turns at posting descriptors: the turn itself (turn_ns), and an equal share of the time
+        for which the scheduler's loop runs after each round of turns (loop_turn_ns).
         """
         return self.turn_ns + self.loop_turn_ns / num_posting

@@ -108,6 +108,7 @@ class Session:
     """The calls of one recorded session and, for each call, the calls that must end before it is sent."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
+        """line: the recorded session. streams: numbers of token streams; each output and new block takes the next."""
         if line.get("hash_id_scope") not in (None, "local"):
             raise line.error("hash_id_scope", line.get("hash_id_scope"), "local: ids of one session")
         self._block_tokens = line.count("block_size") if line.get("block_size") is not None else _BLOCK_TOKENS

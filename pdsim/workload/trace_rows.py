@@ -46,23 +46,23 @@ class RowTrace(TimedTrace):
     block_tokens: int | None = None
     """Number of tokens per hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times if the field name does not tell it: s, ms, us or ns. Empty: inferred from the values, with
-    a note."""
+    """Unit of arrival times whose field name tells none: s, ms, us or ns. Empty: the format's, or inferred from the
+    values with a note."""
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None
     """Meaning of prompt lengths in later turns of a session, if no ids identify their prompts. true: length of the new
-    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than all turns before it
-    together, with a warning.
+    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than prompt and output of
+    the turn before, with a warning.
     """
 
     unit: ClassVar[str] = ""
-    """Unit of this format's times if the field name does not tell it."""
+    """The format's unit of arrival times whose field name tells none. Empty: the format has no fixed unit."""
     clock_s: ClassVar[float] = _DAY_S
     """If the first request arrives at this time in s or later, arrival times are taken as times of day or dates, and
     are counted from the first request."""
     usual_unit: ClassVar[str] = ""
-    """Unit of `timestamp` in this format, unless its values count from 1970."""
+    """Unit of the field `timestamp` in this format, if its values fit several units. Empty: inferred."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -343,7 +343,7 @@ def _tells_prompt(line: Line) -> bool:
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """True if a turn of a session is shorter than all turns before it together. Lengths are then new input."""
+    """True if a turn's prompt is shorter than prompt and output of the turn before: lengths are of new input."""
     known: dict[str, int] = {}
     for line in lines:
         session, length, output = (value_of(line, one) for one in (names.SESSION, names.INPUT, names.OUTPUT))

@@ -244,13 +244,13 @@ def test_a_hybrid_request_has_the_slots_of_its_strategy(version, changes, slots)
 
 def test_each_verified_token_of_a_running_hybrid_request_has_a_state():
     """Of 100 states and 80 of KV as large: (47.4 - 1 - 4) // (1 + 4 / 5) slots, as many requests as a fifth of them."""
-    rule = StateRule(slots_per_request=5, num_drafts=4, max_running=48)
+    rule = StateRule(slots_per_request=5, num_verified=4, max_running=48)
     assert rule.memory(room=100, state_bytes=1) == (23, 23 + 1 + (23 // 5 + 1) * 4)
     assert StateRule(slots_per_request=5).memory(room=100, state_bytes=1) == (46, 47)
 
 
 def test_without_a_prefix_cache_there_are_as_many_states_as_requests_run():
-    rule = StateRule(slots_per_request=1, num_drafts=4, max_running=7, is_fixed=True)
+    rule = StateRule(slots_per_request=1, num_verified=4, max_running=7, is_fixed=True)
     assert rule.memory(room=100, state_bytes=1) == (7, 8 + 8 * 4)
 
 

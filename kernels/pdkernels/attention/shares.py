@@ -49,8 +49,9 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Returns the number of blocks in a share, at least 1. bounds: as of divide_kernel. BATCH: number of sequences.
-    SHARES: number of shares.
+    """Returns the number of blocks in a share, at least 1. bounds: int32 [BATCH + 1], for each sequence the number of
+    blocks of all sequences before it, then the number of all blocks. BATCH: number of sequences. SHARES: number of
+    shares.
     """
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 
@@ -157,8 +158,9 @@ class DecodeWorkspace:
         """Number of last tokens of each sequence that were divided; 0: all of them."""
 
     def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
-        """Divides sequences of these lengths, int32 [batch]. Called once a step for all layers with the same window.
-        window: last tokens that a layer attends to; 0: all.
+        """Divides the tokens of a batch equally into shares, one for each program. lengths: numbers of tokens of the
+        sequences, int32 [batch]. window: last tokens of each sequence that a layer attends to; 0: all. Called once a
+        step for all layers with the same window.
         """
         if lengths.dtype != torch.int32 or lengths.shape != (self.batch,):
             raise ValueError(f"lengths must be int32 [{self.batch}], not {lengths.dtype} {list(lengths.shape)}")

@@ -24,8 +24,9 @@ shortest.
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Yields rows for prefill, decode and append. Their column tokens has the prompt or context length; the batch is in
-    the column model.
+    """Measures the attention of prompts, decode attention and append, and yields a row for each measurement. The row's
+    column tokens has the length of the prompt or the mean context; its column model has the number of sequences behind
+    the model's name. quick: True: decode attention is measured with one page size only.
     """
     for tokens in _PROMPTS:
         yield from _prefill(tokens)

@@ -20,8 +20,9 @@ _HERE, _THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Yields rows. Their copy_us is a plain copy to the peer, so copy_fraction is the fraction of the link's
-    bandwidth.
+    """Measures transfers of a request's KV to another GPU (push), and yields a row for each measurement. A row's
+    copy_us is the time of a plain copy of as many bytes to that GPU, so copy_fraction is the reached fraction of the
+    link's bandwidth. quick: True: fewer lengths of requests.
     """
     map_peer(_HERE, _THERE)
     for model in (MODELS[1], MODELS[2]):

@@ -131,7 +131,14 @@ def scatter_fp8(
     writers: int = 1,
     offset_bytes: int = 0,
 ) -> None:
-    """Scatters a span of gather_fp8 into the pages of a bf16 or fp16 pool."""
+    """Copies the KV of a request from a span that `gather_fp8` has filled into pages of a pool. Arguments that are not
+    listed are those of `scatter`.
+
+    Args:
+        pool: bf16 or fp16.
+        scales: float32 [planes]; each stored value is multiplied by its plane's scale.
+
+    """
     _move(scatter_fp8_kernel, pool, pages, tokens, staging, scales, heads, writers, offset_bytes)
 
 

@@ -36,9 +36,9 @@ def medians_ns(measurements: Measurements) -> Times:
 def loop_ns(medians: Mapping[str, float]) -> Times:
     """CPU times in ns of the loop of a prefill instance, by the names in LOOP. medians: medians of host rows by name.
 
-    Without rows named `start`, the time of a grant minus that of its message counts as the time to start a forward.
-    Then, unless rows name it, there is also `decode_prefill`, the time for which the GPU is idle if the instance also
-    decodes: the times to start and to handle the result.
+    If no rows are named `start`, the time to start a forward is the median of `grant` (from decode's grant to the begin
+    of the forward) minus the median of `message` (the way of one message). Then decode_prefill, if no rows have this
+    name either, is the time to start a forward plus the time to handle its result (`result`).
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
@@ -48,8 +48,11 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Times of the front end in ns. medians: medians of host rows by name. Requests pass the launcher one after
-    another. The time of decode's admission also counts as front end, because it comes before the grant of pages.
+    """Fields of front_end in ns, from rows of kind `host` that real mode measured. medians: medians of these rows, by
+    name.
+
+    The service time is serial, because one process (the launcher) routes all requests. The latency before prefill
+    includes the time of decode's admission, which precedes the grant of pages.
     """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}
@@ -183,8 +186,9 @@ class RequestOverhead:
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 
     def _serial_ns(self, prefill: FittedForm) -> float:
-        """Serial time in ns of each prompt of a burst except the first: the burst's TTFT minus two forwards, one of the
-        first prompt and one of all others.
+        """Serial time in ns of one prompt, from prompts that were sent together: the TTFT of the last, without
+        `time_ns` and without two forwards (one of the first prompt, one of all others), divided by the number of
+        prompts after the first.
         """
         found: list[float] = []
         for rows in self.bursts:
@@ -226,7 +230,7 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
         if np.median(stall["time_ns"] / alone_ns) > _SHARES_GPUS:
             long = alone_ns > ABOVE_LEAST[0] * alone_ns.min()
             counted = long if long.any() else np.ones_like(long)
-            return max(0.0, _least_beyond(stall["new_tokens"][counted], (alone_ns - stall["time_ns"])[counted])), ()
+            return max(0.0, _least_outside(stall["new_tokens"][counted], (alone_ns - stall["time_ns"])[counted])), ()
         notes = ("streams do not wait for prompts: another server prefills, and prefill times include KV transfers",)
     else:
         notes = ("no rows of kind stall: the time around a forward is taken to be one round trip",)
@@ -234,9 +238,10 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
     return float(np.median(round_trips_ns)), notes
 
 
-def _least_beyond(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """The smallest median in ns over groups of prompts of similar length. beyond_ns: for each prompt, the part of its
-    TTFT that running streams do not wait for. new_tokens: lengths of the prompts.
+def _least_outside(new_tokens: Floats, beyond_ns: Floats) -> float:
+    """Returns the part of a TTFT in ns that lies outside the forward for every prompt: the median of beyond_ns over
+    prompts of similar length, for the length at which it is smallest. beyond_ns: for each prompt, the part of its TTFT
+    that running streams do not wait for. new_tokens: lengths of the prompts.
     """
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))

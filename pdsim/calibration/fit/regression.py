@@ -49,7 +49,7 @@ class Form:
     shape: tuple[str, ...]
     """Columns that define the shape of a row. Rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
-    """Terms of the host's time while the GPU computes. The larger of host time and GPU time counts."""
+    """Terms of the host's time. A forward takes at least their sum, because the host works while the GPU computes."""
     overlap: float | None = None
     knots: tuple[float, ...] = ()
     wave_tokens: int = 1
@@ -82,7 +82,7 @@ class Form:
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
-        """Matrix (rows, parameters) of the derivative of each time by each coefficient. values: the coefficients."""
+        """Derivatives of times (rows) by coefficients (columns). values: the coefficients. design: as from `design`."""
         if self.overlap is not None:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]
@@ -131,9 +131,9 @@ def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """The terms of a prefill with a table. Steps between knots take the place of the base and of the time per token.
-    wave_tokens, tile_tokens: as in `prefill_form`. Each measured CUDA graph is a knot: all forwards that are padded to
-    its size take its time, and the time from one graph to the next may jump (experiments/four-h100).
+    """As `prefill_form`, but a table replaces the base and the time per token: times at some sizes (knots), with
+    straight lines between them. wave_tokens, tile_tokens: as there. Each measured CUDA graph is a knot: forwards that
+    are padded to its size take its time, and from one graph to the next the time may jump (experiments/four-h100).
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     sizes, in_graphs = computed(rows.columns), rows.columns["graph"] > 0
@@ -145,8 +145,8 @@ def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> For
 
 
 def best_wave(rows: Rows) -> int:
-    """Number of tokens per wave of attention with which a table fits these rows best. 1: the forwards did not run in
-    CUDA graphs.
+    """Returns the number of tokens to whose multiples attention rounds new tokens, by the `prefill_table` that fits
+    these rows best. 1: no rounding, because no forward ran in a CUDA graph.
     """
 
     def error(wave_tokens: int) -> float:
@@ -295,7 +295,7 @@ class FittedForm:
     values: dict[str, float]
     """The fitted coefficients in ns, in the order of the form's terms."""
     num_shapes: int
-    """Number of different shapes of the rows."""
+    """Number of groups of rows with about equal sizes (Form.shape)."""
     held_out: Floats
     """Relative error of the fit for each row, if the row's shape is held out. Positive: the fit is too high."""
 

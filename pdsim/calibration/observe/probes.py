@@ -26,7 +26,7 @@ SETUP_REQUESTS = 4
 """Maximum number of requests that find out how long prompts are, and which fields the server refuses."""
 LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
-"""Share of the time, and of the requests, that is kept for the load."""
+"""Share of an observation's time and requests that probes leave to `loads`, which run last."""
 LOAD_OUTPUT_TOKENS = (16, 64)
 
 

@@ -187,7 +187,7 @@ class Spread:
     worst: float
     """The error of largest absolute value. Positive: the simulated value is too high."""
     where: str
-    """Name of the variant with this error."""
+    """Name of the variant whose error is `worst`."""
     num_missed: int
     """Number of variants whose error is larger than accepted."""
     is_met: bool

@@ -62,7 +62,9 @@ _INT = frozenset({int})
 LONG = 12
 """Minimum length of sequences of integers that are written as runs (first integer and length)."""
 _LEAST_MEAN = 4
-"""Minimum mean length of runs. Shorter runs would have longer text than their integers."""
+"""Minimum mean length of the runs of consecutive integers as which ids are written. Shorter runs would have longer text
+than the integers themselves.
+"""
 _MOST_IDS = 1 << 24
 """Maximum length of a sequence that is read from runs. The limit keeps a damaged journal from filling the memory."""
 

@@ -69,8 +69,8 @@ class EvictionOrder:
         self._num_passed = 0
 
     def use(self, key: int) -> None:
-        """Adds a key, or moves it to the end of the order. Callers do not move keys that were held since they were
-        added.
+        """Adds a key, or moves it to the end of the order. Callers must not move a key that anybody has held (`hold`)
+        since it was added.
         """
         self._order[key] = None
         self._order.move_to_end(key)
@@ -175,8 +175,8 @@ class ChunkCache:
             self.pool.free(lookup.read)
 
     def num_found(self, request_id: int, sequence: TokenSequence, num_tokens: int) -> int:
-        """Number of chunks within the prompt's first num_tokens that it has found in host memory or storage when it
-        begins.
+        """Number of whole chunks within the prompt's first num_tokens whose KV is ready when the prompt begins: in host
+        memory, or read from storage for this prompt.
         """
         if (lookup := self.lookups.get(request_id)) is not None:
             return min(len(lookup.keys) + len(lookup.read), num_tokens // self.chunk_tokens)

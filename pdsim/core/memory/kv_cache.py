@@ -176,9 +176,9 @@ class KvCache:
         return 0
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Allocates pages for the states that the chunk of the tokens [start, end) leaves. The chunk's KV is in the
-        prefix cache already. prefill_end: number of the request's tokens that are computed as a prompt. Does nothing in
-        this class.
+        """Called before a chunk of the tokens [start, end) is computed, when its KV is in the prefix cache already.
+        Allocates pages for the linear-attention states that the chunk writes; in this class there are none.
+        prefill_end: number of the request's tokens that are computed as a prompt.
         """
 
     def end_chunk(self, lease: Lease) -> None:

@@ -152,7 +152,9 @@ class VllmHybridCache(KvCache):
     # Forwards.
 
     def begin_step(self) -> None:
-        """Called before an instance chooses a step. States that earlier steps leave count as computed from now on."""
+        """Called before an instance chooses a step. Prompts of this step may continue from all states that earlier
+        steps compute and cache.
+        """
         self._fresh.clear()
         self.num_left_pages = 0
 
@@ -192,9 +194,9 @@ class VllmHybridCache(KvCache):
         return self.pages_per_state * (begins_block + self._exports(start, end, prefill_end))
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Allocates pages for the states that the chunk of the tokens [start, end) leaves, and caches those states from
-        which another prompt may continue. The chunk's KV is in the prefix cache already. prefill_end: number of the
-        request's tokens that are computed as a prompt.
+        """Called before a chunk of the tokens [start, end) is computed, when its KV is in the prefix cache already.
+        Allocates pages for the states that the chunk writes, and caches those states from which another prompt may
+        continue. prefill_end: number of the request's tokens that are computed as a prompt.
         """
         if not self.keeps_states:
             return

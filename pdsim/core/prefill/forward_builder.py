@@ -190,7 +190,7 @@ class ForwardBuilder(Generic[RequestT]):
         """
         self.now_ns = now_ns
         if (unshared := self._unshared) is not None:
-            self._share(unshared, unshared.num_scheduled_tokens, is_chunk=True)
+            self._cache_prefix(unshared, unshared.num_scheduled_tokens, is_chunk=True)
             self._unshared, self._writer = None, unshared
         chunk_tokens = self._chunk_tokens - num_decode_tokens
         if self._sizer is not None and self.partial is not None:
@@ -283,7 +283,7 @@ class ForwardBuilder(Generic[RequestT]):
         chunk.
         """
         if caches and self._unshared is request:
-            self._share(request, request.num_computed_tokens, is_chunk=True)
+            self._cache_prefix(request, request.num_computed_tokens, is_chunk=True)
         if self.partial is request:
             self.partial = self._unshared = None
 
@@ -303,10 +303,10 @@ class ForwardBuilder(Generic[RequestT]):
         if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:
             self._writer = None
         if chunk.is_last or not self._shares_late:
-            self._share(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
+            self._cache_prefix(request, request.num_computed_tokens, is_chunk=not chunk.is_last)
         return request
 
-    def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
+    def _cache_prefix(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
         """Caches the whole pages of the request's first num_tokens, as far as the token ids are known."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
@@ -391,7 +391,7 @@ class ForwardBuilder(Generic[RequestT]):
     def _fits(self, request: RequestT, num_new: int, forward: Forward, lease: Lease) -> bool:
         """True if there is room for num_new tokens of a prompt and for its expected outputs."""
         room = self._room_tokens(forward)
-        if self._allows_fixed is not None and self._is_fixed(request):
+        if self._allows_fixed is not None and self._has_fixed_output(request):
             whole_pages = -(-num_new // self.page_size) * self.page_size
             if self._rules.expects_fixed_outputs:
                 whole_pages += self.page_size
@@ -402,12 +402,12 @@ class ForwardBuilder(Generic[RequestT]):
 
     def _is_capped(self, request: RequestT) -> bool:
         """True if max_prefill_tokens limits the prompt. The limit does not hold for the first prompt of a forward."""
-        if self._is_fixed(request):
+        if self._has_fixed_output(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED
 
-    def _is_fixed(self, request: RequestT) -> bool:
-        """True if the request ignores EOS and the instance has no prefix cache (SGLang's add_one_req_ignore_eos)."""
+    def _has_fixed_output(self, request: RequestT) -> bool:
+        """True if the request ignores EOS, and there is no prefix cache (SGLang's add_one_req_ignore_eos)."""
         return self._allows_fixed is not None and request.ignores_eos
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
@@ -415,7 +415,7 @@ class ForwardBuilder(Generic[RequestT]):
         the chunk does not complete is stored as `self.partial`. Only the last chunk of a prompt may end within a page.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
-        unit = 1 if self.partial is request or self._is_fixed(request) else self.page_size
+        unit = 1 if self.partial is request or self._has_fixed_output(request) else self.page_size
         is_last = -(-num_tokens // unit) * unit <= limit
         if not is_last:
             num_tokens = limit - limit % unit

@@ -13,8 +13,9 @@ class HeldRequests:
     """
 
     def __init__(self, policy: QueuePolicy, instances: RoleRouter, forward_tokens: int) -> None:
-        """instances: the role whose instances compute prompts. forward_tokens: maximum number of prompt tokens in one
-        forward of one rank.
+        """policy: decides whether all instances are busy, and in which order requests leave the queue. instances: those
+        of the role that computes prompts. forward_tokens: maximum number of prompt tokens in one forward of one rank,
+        by which the policy measures how busy an instance is.
         """
         self._policy = policy
         self._instances = instances

@@ -34,8 +34,8 @@ class PromptMemory:
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
-        """Adds a prompt, and forgets others if room is needed. Returns the keys of those first pages that no remembered
-        prompt has any more.
+        """Adds a prompt, and forgets others if room is needed. Returns the keys of the beginnings (the first page of a
+        prompt) that no remembered prompt has any more.
         """
         forgotten: list[Hashable] = []
         if not self.takes(prompt):

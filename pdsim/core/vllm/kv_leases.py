@@ -28,10 +28,12 @@ MOONCAKE = LeaseTimes(480 * _SECOND_NS)
 
 
 class KvLeases:
-    """The leases of one prefill instance."""
+    """How long one prefill instance still keeps the KV of computed prompts that decode has not read."""
 
     def __init__(self, owner: str, times: LeaseTimes) -> None:
-        """owner: instance to wake at the end of a lease."""
+        """owner: the prefill instance, which is woken at the end of a lease. times: duration of a lease, from its begin
+        and from a renewal.
+        """
         self._owner = owner
         self._times = times
         self._computed_ns: dict[int, int] = {}

@@ -26,7 +26,7 @@ _WAIT = m.Wait()
 class _Part:
     asked: m.EncodeMedia
     request: Request
-    """The part as a prompt that has only its items."""
+    """Stands for the part in the scheduler: a request whose prompt consists of the part's images or audio clips."""
 
 
 class VllmEncodeInstance:

@@ -145,7 +145,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             self._cache.drop(dropped.lease)
             return
         request = self._loaded[request_id] = self._loading.pop(request_id)
-        self._share(request, len(request.lease.table) * self.page_size, is_chunk=True)
+        self._cache_prefix(request, len(request.lease.table) * self.page_size, is_chunk=True)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
         self._partials.pop(request.request_id, None)
@@ -227,26 +227,27 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         states = [one for one in self._cache.kept_states(lease) if one[0] <= num_prompt]
         offload.store(request.request_id, request.prompt, num_prompt, lease.table, states)
 
-    def _share(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
+    def _cache_prefix(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
         """Caches the request's first num_tokens. Other requests may share prompt tokens, but not outputs."""
         num_prompt = min(num_tokens, request.num_prompt_tokens)
         self._cache.checkpoint(request.lease, request.prompt, num_prompt, is_chunk=is_chunk)
         if num_tokens > num_prompt:
-            super()._share(request, num_tokens, is_chunk=is_chunk)
+            super()._cache_prefix(request, num_tokens, is_chunk=is_chunk)
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
-        """Number of new pages that partly computed prompts need in a next step that also decodes num_decode_tokens
-        requests.
+        """Number of new pages that the next step needs for prompts that are partly computed. num_decode_tokens: number
+        of running requests, which take one token each of the step.
         """
-        return self._goes_on(num_decode_tokens)[0]
+        return self._needs_of_begun(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
         """True if running requests, one token each, and partly computed prompts leave tokens of a step's budget."""
-        return self._goes_on(num_decode_tokens)[1] > 0
+        return self._needs_of_begun(num_decode_tokens)[1] > 0
 
-    def _goes_on(self, num_decode_tokens: int) -> tuple[int, int]:
-        """Returns (number of new pages that partly computed prompts need in the next step, number of tokens that
-        decoding requests and these prompts leave of its budget).
+    def _needs_of_begun(self, num_decode_tokens: int) -> tuple[int, int]:
+        """Returns what partly computed prompts need of the next step: (number of new pages, number of tokens of the
+        step that these prompts and running requests leave to others). num_decode_tokens: number of running requests,
+        which take one token each.
         """
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         if self.is_held:
@@ -413,7 +414,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         request.num_scheduled_tokens = end
         self._preempted.discard(request.request_id)
         self.begun[request.request_id] = request
-        self._share(request, end, is_chunk=not is_last)
+        self._cache_prefix(request, end, is_chunk=not is_last)
         self._cache.begin_chunk(request.lease, request.prompt, start, end, _prefill_end(request))
         return True
 

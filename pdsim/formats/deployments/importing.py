@@ -224,9 +224,9 @@ def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) 
 
 
 def _by_role(servers: Sequence[_Server], found: Imported) -> dict[str, list[_Server]]:
-    """The servers by role; found: gets the engine. If a server is for prefill, all servers that are not for prefill
-    count as decode; otherwise all servers are aggregated. Raises ConfigError if engines differ, or if no server is left
-    for decode.
+    """Returns the servers by role, and sets the engine in `found`. If a server is for prefill, all servers that are not
+    for prefill count as decode; otherwise all servers are aggregated. Raises ConfigError if engines differ, or if no
+    server is left for decode.
     """
     engines = {one.process.program.removeprefix("dynamo.") for one in servers}
     if len(engines) > 1:
@@ -364,10 +364,10 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 def _take_experts(
     given: dict[str, Any], fields: dict[str, Any], aside: list[str], *, is_vllm: bool, has_experts: bool
 ) -> None:
-    """Sets `ep` in the fields of a role if the engine divides experts in another way than the scenario's default: whole
-    experts with data-parallel attention, otherwise a part of every expert. given: fields that the options set. SGLang's
-    servers that send tokens by a library have whole experts (0.5.23, arg_groups/overrides.py:1611). aside: a library
-    that sends nothing is noted here.
+    """Sets `ep` in `fields`, the fields of a role, if the engine divides experts otherwise than scenarios do by
+    default: whole experts with data-parallel attention, else a part of every expert. given: fields that the options
+    set; those on experts' division are taken out. SGLang's servers that send tokens by a library have whole experts
+    (0.5.23, arg_groups/overrides.py:1611). aside: gets a note on a library without whole experts on several GPUs.
     """
     tp, dp = fields["tp"], fields.get("dp", 1)
     sends = given.get("moe_a2a_backend", "none") != "none"

@@ -39,8 +39,10 @@ def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[s
 
 
 def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns (fields of a role, notes). Withheld fields are included if the user has set the number that they need in
-    `servers`: speculative_accept_length for drafts, hisparse for HiSparse. The notes name those that stay withheld.
+    """Adds those fields to a role's fields (`servers`) that say nothing without a measured number, if the user has set
+    this number in `servers`. Returns (the role's fields, notes). withheld: such fields, as take_measured_fields returns
+    them. Fields of speculation need speculative_accept_length, and hisparse needs a miss rate. The notes name the
+    fields that are not added, and the number that they need.
     """
     found, notes = dict(servers), []
     drafts = {name: value for name, value in withheld.items() if name != "hisparse"}

@@ -110,7 +110,7 @@ def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
     """The servers in an orchestrator's file, and the orchestrator. Raises InputError if the file is wrong."""
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
-    orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_texts(config))
+    orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_about_servers(config))
     return [*_servers_of(process, config), orchestrator]
 
 
@@ -166,10 +166,10 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Contents of an orchestrator's file, other than settings of its own servers, as text entries for
-    Process.variables: role by port, routing policy by role, and sections that pdsim leaves out. `roles_of` reads these
-    entries.
+def _about_servers(config: Mapping[str, Any]) -> dict[str, str]:
+    """What an orchestrator's file says about servers besides their settings, as entries of Process.variables, from
+    which `roles_of` reads them. "port N": role of the server at this port. "router ROLE": routing policy of a role.
+    "aside NAME": the file has a section of this name, which pdsim leaves out.
     """
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():

@@ -24,7 +24,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Default of extra_slots: twice a rank's given max_running_requests up to this number, and 0 above it."""
+"""Largest max_running_requests of a rank with which extra_slots is by default twice as large; above it, it is 0."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
@@ -368,7 +368,7 @@ def state_rule(
         raise ConfigError(f"{role}.mamba_track_interval: {interval}, but {wrong}")
     return StateRule(
         slots_per_request=slots_of_request(scenario, settings),
-        num_drafts=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
+        num_verified=0 if role == "prefill" or not has_drafts else scenario.servers[1].num_verified_tokens,
         max_running=None if given is None else max(1, given // settings.dp),
         is_fixed=not settings.radix_cache,
     )

@@ -89,10 +89,10 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that recomputes preempted requests.
+    """Executor of a decode instance that computes the prompt and outputs of a preempted request again.
 
-    Prefill makes the first token of most requests. If decode itself computes the prompt, its first forward makes the
-    first token.
+    Most requests come with a first token from prefill; the last forward that computes such a request again makes its
+    next token. If decode itself computes the prompt (`local`), the prompt's last forward makes the first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:

@@ -45,8 +45,8 @@ class Rank(Actor):
         self._lockstep.leave(self)
 
     def go_at(self, pace: float) -> None:
-        """Does nothing: the slowdown by threads that post descriptors was measured without data-parallel attention
-        only.
+        """Ignores a new speed of the host's loop (`pace`). Posting of descriptors slows the loop, but this was measured
+        without data-parallel attention only.
         """
 
     def _begin_decode(self, step: DecodeStep) -> None:

@@ -29,8 +29,9 @@ first requests of a long load, all of a short load. whole: all requests. none: n
 _MAX_ERROR = 0.02
 """Maximum relative standard error of a change that may be extrapolated from the first requests."""
 _MAX_DRIFT = 2 * _MAX_ERROR
-"""Maximum drift (Change.drift) of a change that may be extrapolated. The difference between two halves has twice the
-standard error of their mean.
+"""Maximum of Change.drift, the difference between the ratios of two runs over the first and over the second half of the
+first requests, for a change that may be extrapolated. Twice _MAX_ERROR, because the difference of the two halves has
+twice the standard error of their mean.
 """
 
 Judge = Callable[[Part], Numbers | None]

@@ -73,8 +73,8 @@ class PartWatch:
     """Observer of a run. When the run's first requests have ended, calls `seen` with the run's numbers at that time."""
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
-        """num_requests: number of first requests; None: `seen` is never called. seen: an exception that it raises ends
-        the run.
+        """num_requests: number of requests that count as the run's first ones; None: `seen` is never called. seen: gets
+        the run's numbers when these requests have ended. If `seen` raises an exception, the run ends with it.
         """
         self.part: Part | None = None
         self.simulation: Simulation | None = None

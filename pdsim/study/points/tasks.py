@@ -28,7 +28,7 @@ from pdsim.scenario.yaml_file import ConfigError, read_yaml
 from pdsim.study.verdict.slo import Slo
 from pdsim.system.catalog import CatalogError, load_gpu, load_model, load_transport, lookups_remembered, own_entries
 
-_ROOMS = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
+_PACKAGES = ("policy", "core", "system", "cost", "workload", "metrics", "scenario", "sim")
 """Packages whose code determines the numbers of a run."""
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
@@ -240,8 +240,8 @@ def _revision() -> str:
     """
     digest = sha256()
     folder = Path(str(files("pdsim")))
-    for room in _ROOMS:
-        for path in sorted((folder / room).rglob("*.py")):
+    for package in _PACKAGES:
+        for path in sorted((folder / package).rglob("*.py")):
             digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     return f"{version('pdsim')}+{digest.hexdigest()[:16]}"
 

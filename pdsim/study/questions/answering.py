@@ -96,7 +96,7 @@ def ask(
             chance = [*_by_chance(found_here, repeated), *_by_draws(found_here)]
             others = _others_at_ends(found_here, ends)
             measure = _measurement(found_here, at) if others else None
-            held = [*_held(found_here, ends, others, measure), *_if_one_layout_is_slow(found_here, found, ends)]
+            held = [*_agreed(found_here, ends, others, measure), *_if_one_layout_is_slow(found_here, found, ends)]
         made = _answer(name, found, study, verdict._replace(notes=[*chance, *held, *verdict.notes]), ends)
         made = replace(made, confidence=_confidence(study, chance, held, others, ends), measure=measure)
         if out is not None:
@@ -184,9 +184,10 @@ def _measurement(found: Judged, at: Callable[[Changes], Judged]) -> Measurement 
     return deciding_measurement(study.trials, changes, lambda group: all(at(changed).holds(found) for changed in group))
 
 
-def _held(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
-    """Sentences that say whether the fastest and the slowest step times (`ends`) give the same answer. others: texts on
-    the answers that differ; empty: none differs. measure: what to measure if some differ.
+def _agreed(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], measure: Measurement | None) -> list[str]:
+    """Returns a sentence that says whether the answers with the fastest and with the slowest step times (`ends`) agree
+    with the answer `found`. Empty: there is no range. others: a text for each answer of `ends` that differs from
+    `found`. measure: what to measure in order to decide between them.
     """
     if others:
         return [f"The predicted range does not decide the answer: {'; '.join(others)}. {measure or ''}".rstrip()]

@@ -116,7 +116,9 @@ that modules.py uses."""
 
 
 def named_alike(name: str) -> str:
-    """Returns a module's name as modules.py writes it."""
+    """Returns the name that pdsim/system/checkpoint/modules.py gives to a module of a checkpoint. Example:
+    layers.0.ffn.w1 is model.layers.0.mlp.gate_proj.
+    """
     for found, ours in _ALIKE:
         name = re.sub(found, ours, name)
     return name

@@ -79,7 +79,9 @@ class DraftRows(NamedTuple):
     """For each sequence: index, from 1, of the place where ranks keep its draft state. A sequence keeps its place while
     it runs."""
     num_accepted: tuple[int, ...]
-    """Number of tokens that the step gives to each sequence: accepted drafts, and the target's next token."""
+    """For each sequence: number of tokens that this step is to give to it, which are accepted drafts and the target's
+    next token. The scenario's random stream prescribes the number before the step.
+    """
     taught: tuple[tuple[int, ...], ...]
     """For each sequence: tokens to verify in place of the draft head's first proposals, from the output of a run
     without drafts. An empty tuple: the proposals themselves are verified."""

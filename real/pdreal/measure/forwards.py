@@ -193,7 +193,7 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens in the longest sequence of all repeats."""
+        """Number of tokens of one prompt with its context, in the longest repeat of this case (_AROUND)."""
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
 

@@ -54,7 +54,9 @@ class PeerMemory(NamedTuple):
 
 
 class _Mover:
-    """Planes of KV and of linear-attention states of one rank."""
+    """What the movers of prefill and of decode share: the planes of KV and of linear-attention states of one rank, and
+    the transfer engine.
+    """
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from pdreal.transports.protocol import Addresses, TransferError
 
 class TorchStaging:
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
-        """planes, page_size: as for `staging_of`."""
+        """planes: [slots, heads, head_dim] each, K and V of each layer in turn. page_size: tokens of a page."""
         self._planes = [*map(bits_of, planes[0::2]), *map(bits_of, planes[1::2])]
         self._page_size = page_size
 
@@ -55,7 +55,7 @@ class KernelStaging:
     """
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
-        """planes, page_size: as for `staging_of`."""
+        """planes: [slots, heads, head_dim] each, K and V of each layer in turn. page_size: tokens of a page."""
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
 
         self._kernels = pdkernels
@@ -97,8 +97,9 @@ Staging = TorchStaging | KernelStaging
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """Returns the staging copies of a cache. page_size: number of tokens of a page. planes: [slots, heads, head_dim]
-    each, K and V of each layer in turn.
+    """Returns what copies between the cache of a rank and staging memory: by torch on a CPU, by kernels on a GPU.
+    planes: the cache, [slots, heads, head_dim] each, K and V of each layer in turn. page_size: number of tokens of a
+    page.
     """
     return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
 
@@ -107,7 +108,9 @@ class TorchPush:
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
-        """The arguments are those of `push_of`."""
+        """planes: the source's, [slots, heads, head_dim] each. addresses: where the target's planes are mapped in this
+        process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
+        """
         self.addresses = addresses
         self._page_size = target.page_size
         self._sources = [bits_of(plane)[:, _slice(pair.source_heads)] for plane in planes]
@@ -131,7 +134,9 @@ class KernelPush:
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
-        """The arguments are those of `push_of`."""
+        """planes: the source's, [slots, heads, head_dim] each. addresses: where the target's planes are mapped in this
+        process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
+        """
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
 
         self.addresses = addresses

@@ -64,7 +64,10 @@ class StoredKv:
         return num_there
 
     def read(self, hashes: Sequence[str], host_pages: Sequence[int]) -> Moved:
-        """Reads a batch of pages into host memory. Moved: the pages that are read, counted from the first one."""
+        """Reads pages from the store into host memory, all with one call. hashes: hash of each page to read.
+        host_pages: for each of them, id of the host page to fill. Moved.num_pages: number of pages before the first one
+        that could not be read.
+        """
         start_ns = monotonic_ns()
         num_read = self._store.read(self._names(hashes), self._places(host_pages), self._page_bytes)
         return Moved(num_read, start_ns, monotonic_ns())

@@ -2,8 +2,7 @@
 
 choose: each program picks the experts of one token, and enters the token into the lists of the rank's own experts
 enter: enters a token that another rank sent, with the experts that it chose there
-gate and up, down: each program computes a tile of an expert's outputs for all rows of the expert's list, so that it
-    reads the expert's weights once. If lists are long, each program computes every eighth block of rows.
+gate and up, down: each program computes a tile of outputs for the rows of an expert's list, and reads weights once
 
 Each token has a row for each of its experts: row number token * active + (place of the expert among the token's).
 Rows of other ranks' experts stay zero. Lists are in no certain order, but a row's values depend on no other row. No
@@ -29,8 +28,8 @@ from pdsim.system.llama import GroupedRouting
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""
 _BLOCKS = 8
-"""Number of blocks of one list that programs compute at the same time in prefill, because some experts have many times
-the rows of others. These programs are neighbours, so an expert's weights are read from memory once."""
+"""Number of blocks of one expert's list that programs compute at the same time in prefill, because some experts have
+many times the rows of others. These programs are neighbours, so an expert's weights are read from memory once."""
 _STEP = 64
 """Number of inputs per step of a product. The tilings below are the fastest of 60 on an H200, for 128 experts of inner
 size 768 and a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""
@@ -52,8 +51,8 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds one token's ACTIVE best experts by its scores, and their weights, which sum to 1; then as `enter`. scores:
-    [tokens, EXPERTS] in TYPE. PADDED, PLACES: EXPERTS and ACTIVE, rounded up to powers of two.
+    """Finds one token's ACTIVE experts with the highest scores, and their weights, which sum to 1, then does as
+    `enter`. scores: [tokens, EXPERTS] in TYPE. PADDED, PLACES: EXPERTS and ACTIVE, rounded up to powers of two.
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
@@ -204,8 +203,9 @@ def gate_up_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes some columns of silu(gate) * up for the rows of an expert. Output: [rows, inner]. ROW: distance in
-    elements from a token's input to the next.
+    """Computes COLUMNS columns of silu(gate) * up, STEP inputs at a time, for ROWS rows of an expert's list at a time.
+    x: in TYPE, HIDDEN elements of each token, ROW elements apart. out: [rows, INNER]. weights, scales: of all own
+    experts, in NARROW and, if SCALED, in fp32. lists, lengths, tokens: of _Lists. ACTIVE: experts of a token.
     """
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)

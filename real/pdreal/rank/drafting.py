@@ -36,10 +36,13 @@ class VerifyRows(NamedTuple):
     slots: Tensor
     """Index of the place where each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
-    """Number of tokens that the step gives to each sequence, [rows]. Padding: 0."""
+    """Number of tokens that the step gives to each sequence, [rows]. The scenario's random stream prescribes the number
+    before the step. Padding: 0.
+    """
     taught: Tensor
-    """Tokens to verify in place of the head's proposals, [rows, V - 1] if a step verifies V tokens of each row.
-    UNTAUGHT: the head's proposal is verified."""
+    """Tokens of the reference output, which are verified in place of the head's proposals, [rows, V - 1] if a step
+    verifies V tokens of each row. UNTAUGHT: the head's proposal is verified.
+    """
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
@@ -147,8 +150,9 @@ class Drafter:
 
 
 def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
-    """Returns a seed for each prompt of a prefill forward. proposals: [rows]. hidden: [rows, hidden]. Both tensors lie
-    on the host.
+    """Returns the start of drafting for each prompt of a prefill forward (Seed), which decode gets with the KV.
+    proposals: the draft head's first proposal for each prompt, [rows]. hidden: the head's hidden state, [rows, hidden].
+    Both tensors lie on the host.
     """
     states = hidden.contiguous().view(torch.uint8).numpy()
     return [

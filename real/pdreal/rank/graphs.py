@@ -177,8 +177,8 @@ class DecodeGraphs(_Graphs):
         return self._best[size][:num_requests]
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
-        """Uploads the columns, and the page tables from the first changed row to the last. The inputs may be
-        overwritten because the step before has ended.
+        """Copies a step's inputs to the device: what `_columns` returns, and the page tables from the first changed row
+        to the last. The inputs may be overwritten because the step before has ended.
         """
         columns, _ = self._on_host
         num_requests = len(batch.tokens)

@@ -99,8 +99,9 @@ class HostCopies:
         self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
 
     def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Begins a task on all ranks. Grants and units are held back until all ranks have done the task. what: the
-        work, for the message if a rank fails. on_done: called with the results of all ranks.
+        """Begins a task on all ranks that copies from or into pages. Until all ranks have done it, commands that let a
+        transfer use such pages are held back: grants of pages on decode, transfer units on prefill. what: the work, for
+        the message if a rank fails. on_done: called with the results of all ranks.
         """
         self._num_awaited += 1
 

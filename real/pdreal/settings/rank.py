@@ -42,7 +42,7 @@ class RankSpec:
     """Index of the rank among all ranks of its host. The rank gets the host's GPU with this index, modulo the number of
     GPUs."""
     num_slots: int
-    """Number of all ranks on the rank's host."""
+    """Number of all ranks that run on the rank's host. Each has a slot, from 0."""
     launcher: str
     """Endpoint at which the launcher receives messages."""
     network: Network | None = field(repr=False)

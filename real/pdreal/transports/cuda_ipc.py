@@ -242,7 +242,8 @@ class _Mapping:
 
 class _Target:
     """A peer. Its memory is mapped here at the first write. One thread at a time writes to it. pid: id of the peer's
-    process. regions: as in _Mapping.
+    process. regions: the peer's memory. For each region: its address in the peer, its size in bytes, the begin of its
+    allocation there, and the CUDA IPC handle of the allocation in hex.
     """
 
     def __init__(self, opened: _OpenAllocations, pid: int, regions: Any) -> None:

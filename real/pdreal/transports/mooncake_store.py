@@ -27,12 +27,14 @@ _CPU = torch.device("cpu")
 
 
 class MooncakeStore:
-    """A client of the store, over TCP. Several threads may use it at a time. A call that fails ends within seconds."""
+    """A client of Mooncake's store, which keeps objects in memory that processes lend to it. Data moves over TCP.
+    Several threads may use the client at a time. A call that fails ends within seconds.
+    """
 
     def __init__(self, master: str, address: str, device: torch.device, *, lent_bytes: int = 0) -> None:
-        """master: address of the store's master. address: where other clients reach this host. lent_bytes: memory that
-        this process lends to the store. Raises UnavailableError if the store cannot be loaded, or its master takes no
-        client.
+        """master: address of the store's master. address: where other clients reach this host. device: the rank's;
+        Mooncake has one package for CPUs and one for GPUs. lent_bytes: memory that this process lends to the store.
+        Raises UnavailableError if the store cannot be loaded, or its master takes no client.
         """
         apply_settings()
         self._store: Any = load_store(device).MooncakeDistributedStore()

@@ -22,7 +22,9 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def wait_for_engines(device: torch.device) -> None:
-    """Makes the current stream wait for engines' copies, because engines may report a copy before its end."""
+    """Makes the current stream wait for copies of transfer engines, because an engine may report a copy before the copy
+    has ended.
+    """
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
 
