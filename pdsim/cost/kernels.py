@@ -113,9 +113,9 @@ def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str
     """Returns one value for each GPU on which this kind of an operator was measured, in no order. column: the field of
     Kernel that has the value. left_out: generation of GPUs that do not count.
 
-    In the column compute of matrix products, only GPUs of the kind of `gpu` count: those that keep a high clock
-    (_KEEP_CLOCK), or those that do not. If none of this kind was measured, all GPUs count. In the column compute of
-    experts in _SAME_RATE, a value is the share of the operations of `gpu` that gives the other GPU's rate, at most 1.
+    In the column compute of matrix products, only GPUs count that, like `gpu`, keep a high clock (_KEEP_CLOCK) or, like
+    `gpu`, do not. If no such GPU was measured, all GPUs count. In the column compute of experts in _SAME_RATE, a value
+    is the share of the operations of `gpu` that gives the other GPU's rate, at most 1.
     """
     found = {
         other: getattr(kernel, column)

@@ -40,8 +40,13 @@ def scaled_linear_kernel(
     BLOCK_SIZE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Computes some outputs of some tokens over one part of the inputs, block by block; each block's sum is scaled. The
-    program that finishes last adds up all parts, always in the same order.
+    """Computes COLUMNS outputs of ROWS tokens over one of PARTS parts of the inputs, block by block; the product with
+    each block of weights is multiplied by the block's scale. If there are several parts, the program that finishes last
+    adds up all of them, always in the same order.
+
+    x: [tokens, INPUTS] in TYPE. weights: [OUTPUTS, INPUTS] in NARROW. scales: one for each block of BLOCK_SIZE x
+    BLOCK_SIZE weights, in fp32. out: [tokens, OUTPUTS] in TYPE. sums: results of the parts, [PARTS, tokens, OUTPUTS] in
+    fp32. arrived: for each tile of the output, the number of parts that have ended.
     """
     wait_for_earlier()
     part = tl.program_id(1)

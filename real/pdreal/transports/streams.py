@@ -1,7 +1,7 @@
 """CUDA streams of a rank's threads. Like all of torch's streams, they do not wait for the default stream.
 
-Engines copy on the default stream, or on streams that wait for it. A forward on the default stream would delay each
-transfer until the forward's end. A thread that passes results to another thread first waits for the stream.
+Transfer engines copy on the default stream, or on streams that wait for it. A forward on the default stream would delay
+each transfer until the forward's end. A thread that passes results to another thread first waits for the stream.
 """
 
 import torch
