@@ -121,6 +121,8 @@ class StepRecord:
     """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written
     back.
     """
+    compiling_ns: int = 0
+    """Time before a forward of prefill in which its instance compiles a kernel for the forward."""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 
 from pdsim.metrics.explanation.explain import PARTS, CriticalPaths, mean_parts_ms, stage_times
 from pdsim.metrics.explanation.stages import stage_shares
+from pdsim.scenario.sections.cost import ColdKernels
 from tests.strategies import any_scenarios
 from tests.support import MILLISECOND, request, run, small
 
@@ -38,6 +39,16 @@ def test_the_second_of_two_prompts_queues_while_the_first_is_computed():
     parts = [CriticalPaths(records).of(one) for one in records.requests]
     assert parts[1]["prefill queue"] == 64 * MILLISECOND, "one chunk; the next forward has room for both"
     assert parts[1]["prefill compute"] == (100 + 50 - 64) * MILLISECOND
+
+
+def test_both_prompts_wait_while_a_cold_server_compiles_a_kernel_for_each_forward():
+    two = small(request(0, 100, 5), request(1, 50, 5))
+    kernels = ColdKernels.model_construct(prefill=30 * MILLISECOND)
+    cold = two.model_copy(update={"cost": two.cost.model_copy(update={"cold_kernels": kernels})})
+    paths = [CriticalPaths(run(scenario, levels=True).records) for scenario in (two, cold)]
+    warm_parts, parts = ([path.of(one) for one in run(two).records.requests] for path in paths)
+    for before, after in zip(warm_parts, parts, strict=True):
+        assert after == {**before, "compile": 2 * 30 * MILLISECOND}
 
 
 def test_a_full_pool_makes_requests_wait_for_admission():

@@ -117,6 +117,7 @@ PARTS = {
     "embedding transfer": "the request's embeddings move over links",
     "admission wait": "the head of decode's queue lacks a slot or pages",
     "prefill queue": "prefill is full or computes other requests first",
+    "compile": "prefill compiles a kernel for the first time",
     "prefill compute": "prefill computes the request's prompt",
     "transfer queue": "the request's KV waits for a transfer worker",
     "ring wait": "the request's KV waits for room in the staging ring",
@@ -153,6 +154,7 @@ class CriticalPaths:
         self._requests = finished(records)
         self._ids = self._requests["request_id"]
         self._computing = _busy(records, "prefill")
+        self._compiling = _compiling(records)
         self._decoding = _busy(records, "decode")
         self._blocked = blocked(records)
         self._last_units = _last_units(columns(records, "transfers"), self._ids)
@@ -196,16 +198,22 @@ class CriticalPaths:
                 names = self._computing.keys() | self._blocked.keys()
                 busy = {name: self._computing[name].united(self._blocked[name]) for name in names}
                 queued = self._within("prefill_id", busy, rows, begin_ns, end_ns)
-                return {"prefill queue": queued, "handshake": whole - queued}
+                waited = self._within("prefill_id", self._with_compiles(busy), rows, begin_ns, end_ns)
+                return {"prefill queue": queued, "compile": waited - queued, "handshake": whole - waited}
             case "prefill_forward":
                 computed = self._within("prefill_id", self._computing, rows, begin_ns, end_ns)
-                return {"prefill compute": computed, "prefill queue": whole - computed}
+                held = self._within("prefill_id", self._with_compiles(self._computing), rows, begin_ns, end_ns)
+                return {"prefill compute": computed, "compile": held - computed, "prefill queue": whole - held}
             case "prefill_transfer_kv_cache":
                 return _transfer(self._last_units, rows, begin_ns, end_ns)
             case "decode_forward":
                 decoded = self._within("decode_id", self._decoding, rows, begin_ns, end_ns)
                 return {"decode compute": decoded, "decode wait": whole - decoded}
         return {_NAMES.get(stage, stage): whole}
+
+    def _with_compiles(self, spans: Mapping[str, TimeSpans]) -> Mapping[str, TimeSpans]:
+        """Time spans by instance, united with the times in which the instance compiles a kernel."""
+        return {name: own.united(self._compiling[name]) for name, own in spans.items()}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
         """For each request: how much of the time from begin_ns to end_ns lies in the time spans of its instance, in ns.
@@ -271,9 +279,20 @@ def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: 
 def _busy(records: Records, kind: str) -> Mapping[str, TimeSpans]:
     steps = columns(records, "steps")
     steps = steps.where(np.flatnonzero(steps.having("kind", kind)))
-    start_ns, end_ns = steps["start_ns"], steps["start_ns"] + steps["duration_ns"]
+    return _of_instances(steps, steps["start_ns"], steps["start_ns"] + steps["duration_ns"])
+
+
+def _compiling(records: Records) -> Mapping[str, TimeSpans]:
+    """Times in which an instance compiled a kernel before a forward, by instance."""
+    steps = columns(records, "steps")
+    steps = steps.where(np.flatnonzero(steps["compiling_ns"]))
+    return _of_instances(steps, steps["start_ns"] - steps["compiling_ns"], steps["start_ns"])
+
+
+def _of_instances(steps: Columns, begin_ns: Array, end_ns: Array) -> Mapping[str, TimeSpans]:
+    """Time spans by instance. begin_ns, end_ns: begin and end of the span of each step."""
     codes, names = steps.words("instance_id")
-    spans = {name: TimeSpans(start_ns[codes == code], end_ns[codes == code]) for code, name in enumerate(names)}
+    spans = {name: TimeSpans(begin_ns[codes == code], end_ns[codes == code]) for code, name in enumerate(names)}
     return defaultdict(TimeSpans, spans)
 
 

@@ -23,7 +23,7 @@ _PARTS: dict[TailMetric, tuple[str, ...]] = {
     "e2e": tuple(PARTS),
 }
 """Parts of a critical path whose times add up to the metric."""
-_ON_PREFILL = ("prefill queue", "prefill compute")
+_ON_PREFILL = ("prefill queue", "compile", "prefill compute")
 _ON_DECODE = ("admission wait", "merge wait", *_DECODING)
 _ON_LINK = ("transfer queue", "ring wait", "transfer set-up", "transfer line", "descriptors", "transfer")
 _MOST = 0.9
@@ -273,6 +273,7 @@ _OTHER: dict[str, tuple[str, str]] = {
     "encode queue": ("queued for encoding behind others", "encoding"),
     "encode": ("encoding of its images or audio", "encoding"),
     "embedding transfer": ("transfer of its embeddings", "embedding link"),
+    "compile": ("compiling on a cold server", ""),
     "transfer queue": ("KV queued behind earlier transfers", "link"),
     "ring wait": ("staging ring full", "staging ring"),
     "transfer set-up": ("set-up of its transfer", "transfer set-up"),

@@ -110,6 +110,8 @@ class BegunForward:
     """Time in ns, on the host's clock, at which the host has launched the forward."""
     first_ns: int | None
     """Duration in ns on the first pipeline stage. None: there is only one stage."""
+    compiling_ns: int
+    """Time in ns in which the host compiled a kernel for the forward before it began."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +133,7 @@ class Actor(Driver):
     """Runs one instance. At any time the instance waits, runs forwards, or runs decode steps.
 
     The actor simulates many decode steps at once: as many as the instance allows, but not beyond the end of a sequence.
-    When a message arrives, the actor finishes the present step and asks the instance again. With single_steps, each
-    decode step is simulated alone, with the same result.
+    When a message arrives, the actor finishes the present step and asks the instance again.
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts) -> None:
@@ -189,6 +190,7 @@ class Actor(Driver):
         self._timer: Alarm | None = None
         self._num_in_flight = 0
         self._max_in_flight = instance.max_steps_in_flight
+        self._compiling_ns = 0  # for the next forward, before it begins
         self._gpu_free_ns = 0
         """Time in ns at which the last begun forward ends. The next forward cannot begin earlier."""
 
@@ -398,11 +400,10 @@ class Actor(Driver):
             self._gpu_free_ns = self._stage_free_ns[0]
 
     def _prefill_start_ns(self, step: m.PrefillStep) -> int:
-        begin_ns = self._timeline.now_ns
-        if self._cost.cold is not None and (stall_ns := self._cost.cold.forward_stall_ns(step)):
-            self._host.work(stall_ns)
-            begin_ns += stall_ns
-        start_ns = max(begin_ns + self._host.settings.start, self._gpu_free_ns)
+        if self._cost.cold is not None:
+            self._compiling_ns = self._cost.cold.forward_stall_ns(step)
+            self._host.work(self._compiling_ns)
+        start_ns = max(self._timeline.now_ns + self._compiling_ns + self._host.settings.start, self._gpu_free_ns)
         return start_ns if self._cache_copies is None else max(start_ns, self._cache_copies.blocked_until_ns)
 
     def _forward_end_ns(self, start_ns: int, duration_ns: int) -> int:
@@ -422,7 +423,7 @@ class Actor(Driver):
     def _launched(self, step: m.PrefillStep, start_ns: int, first_ns: int | None) -> BegunForward:
         if self._host.settings.launch:
             self._host.work(self._host.settings.launch)
-        return BegunForward(step, start_ns, self._host.free_ns, first_ns)
+        return BegunForward(step, start_ns, self._host.free_ns, first_ns, self._compiling_ns)
 
     def _on_computed(self, computed: m.LayersComputed) -> None:
         if not self._is_dead:
@@ -435,9 +436,8 @@ class Actor(Driver):
         if self._host.now_ns < begun.launched_ns:
             self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
             return
-        duration_ns = self._timeline.now_ns - start_ns
-        record = prefill_record(self.instance.instance_id, step, start_ns, duration_ns, begun.first_ns)
-        self._on_step(step, record, None)
+        times_ns = (start_ns, self._timeline.now_ns - start_ns, begun.first_ns, begun.compiling_ns)
+        self._on_step(step, prefill_record(self.instance.instance_id, step, *times_ns), None)
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: m.Result) -> None:

@@ -223,7 +223,12 @@ class DecodeClock:
 
 
 def prefill_record(
-    instance_id: str, step: PrefillStep, start_ns: int, duration_ns: int, first_ns: int | None = None
+    instance_id: str,
+    step: PrefillStep,
+    start_ns: int,
+    duration_ns: int,
+    first_ns: int | None = None,
+    compiling_ns: int = 0,
 ) -> StepRecord:
     num_tokens = num_context_tokens = 0
     for chunk in step.chunks:
@@ -231,7 +236,7 @@ def prefill_record(
         num_context_tokens += chunk.num_context_tokens
     sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
     first_ns = duration_ns if first_ns is None else first_ns
-    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes)
+    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes, compiling_ns=compiling_ns)
 
 
 class DecodeRun:
