@@ -5,11 +5,10 @@ Percentiles are interpolated linearly between sorted values, as numpy does by de
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from itertools import accumulate, repeat
+from collections.abc import Callable, Iterable
+from itertools import accumulate
 from math import floor, inf, sqrt
-from operator import add, mul
-from typing import TypeVar
+from operator import itemgetter
 
 
 class Samples:
@@ -34,8 +33,6 @@ class Samples:
         return interpolated(percent, len(self._sorted), self._sorted.__getitem__) if self._sorted else 0.0
 
 
-Number = TypeVar("Number", int, float)
-
 Run = tuple[float, float, int, int]
 """(first, growth, length, weight): the `length` values first, first + growth, first + 2 growth, ..., each of which
 counts `weight` times.
@@ -48,27 +45,26 @@ class RunSamples:
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
-        firsts, growths, lengths, weights = array("d"), array("d"), array("q"), array("q")
-        add_first, add_growth, add_length, add_weight = firsts.append, growths.append, lengths.append, weights.append
-        for first, growth, length, weight in runs:
-            add_first(first)
-            add_growth(growth)
-            add_length(length)
-            add_weight(weight)
-        order = _order(firsts)
-        self._firsts, self._growths = _arranged(firsts, order), _arranged(growths, order)
-        self._lengths, self._weights = _arranged(lengths, order), _arranged(weights, order)
-        counts = array("q", map(mul, self._lengths, self._weights))
-        spans = array("d", map(mul, self._growths, map(add, self._lengths, repeat(-1))))
-        lasts = array("d", map(add, self._firsts, spans))
-        self._up_to_first = array("q", accumulate(counts))
-        self._longest = max(spans, default=0.0)
-        self.count = self._up_to_first[-1] if counts else 0
-        middles = map(add, self._firsts, map(mul, spans, repeat(0.5)))
-        self._total = sum(map(mul, counts, middles))
-        order = _order(lasts)
-        self._lasts = _arranged(lasts, order)
-        self._up_to_last = array("q", accumulate(_arranged(counts, order)))
+        self._runs = sorted(runs, key=itemgetter(0))
+        self._firsts: list[float] = []
+        self._up_to_first: list[int] = []
+        self._longest = 0.0
+        self.count = 0
+        amounts: list[float] = []
+        ends: dict[float, int] = {}
+        for first, growth, length, weight in self._runs:
+            span = growth * (length - 1)
+            num = length * weight
+            self._longest = max(self._longest, span)
+            self.count += num
+            self._firsts.append(first)
+            self._up_to_first.append(self.count)
+            amounts.append(num * (first + span * 0.5))
+            last = first + span
+            ends[last] = ends.get(last, 0) + num
+        self._total = sum(amounts)
+        self._lasts = sorted(ends)
+        self._up_to_last = list(accumulate([ends[last] for last in self._lasts]))
 
     def mean(self) -> float:
         return self._total / self.count if self.count else 0.0
@@ -79,7 +75,7 @@ class RunSamples:
             return 0.0
         mean = self.mean()
         total = 0.0
-        for first, growth, n, weight in self._runs(0, len(self._firsts)):
+        for first, growth, n, weight in self._runs:
             start = first - mean
             squares = n * start * start + start * growth * n * (n - 1) + growth * growth * n * (n - 1) * (2 * n - 1) / 6
             total += weight * squares
@@ -99,10 +95,10 @@ class RunSamples:
         high = self._lasts[bisect_right(self._up_to_last, rank)]
         num_below = bisect_left(self._lasts, low)
         below = self._up_to_last[num_below - 1] if num_below else 0
-        reach = self._runs(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
+        reach = slice(bisect_left(self._firsts, low - self._longest), bisect_right(self._firsts, high))
         near = [
             (first + growth * i, weight)
-            for first, growth, length, weight in reach
+            for first, growth, length, weight in self._runs[reach]
             if first + growth * (length - 1) >= low
             for i in range(length)
         ]
@@ -111,18 +107,6 @@ class RunSamples:
             if below > rank:
                 return value
         raise AssertionError(f"rank {rank} of {self.count}")
-
-    def _runs(self, start: int, stop: int) -> Iterator[Run]:
-        reach = slice(start, stop)
-        return zip(self._firsts[reach], self._growths[reach], self._lengths[reach], self._weights[reach], strict=True)
-
-
-def _order(values: "array[float]") -> list[int]:
-    return sorted(range(len(values)), key=values.tolist().__getitem__)
-
-
-def _arranged(values: "array[Number]", order: list[int]) -> "array[Number]":
-    return array(values.typecode, list(map(values.tolist().__getitem__, order)))
 
 
 def interpolated(percent: float, count: int, value_at: Callable[[int], float]) -> float:

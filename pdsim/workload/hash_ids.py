@@ -76,13 +76,16 @@ class HashBlocks:
         for block in ids:
             if type(block) is not int:
                 raise line.error(name, ids, "whole numbers")
-        has_gaps = bool(ids) and _num_rising(ids, 0, num_blocks) < num_blocks  # without gaps, no id comes twice
-        if has_gaps and len(set(ids)) < num_blocks:
+        spans = self._spans(ids, num_tokens)
+        if len(spans) > 1 and len(set(ids)) < num_blocks:  # a single span has consecutive ids
             raise line.error(name, ids, "no id twice: an id stands for its block and all blocks before it")
-        return self.of_ids(ids, num_tokens)
+        return Spans(spans)
 
     def of_ids(self, ids: list[int], num_tokens: int) -> Spans:
         """Makes a prompt from the ids of its blocks. Tokens without an id are shared with no other prompt."""
+        return Spans(self._spans(ids, num_tokens))
+
+    def _spans(self, ids: list[int], num_tokens: int) -> list[tuple[int, int, int]]:
         size = self._size
         spans: list[tuple[int, int, int]] = []
         at = 0
@@ -98,7 +101,7 @@ class HashBlocks:
             at += num_blocks
         if at * size < num_tokens:
             spans.append((next(self._streams), 0, num_tokens - at * size))
-        return Spans(spans)
+        return spans
 
     def _known(self, block: int) -> BlockRun | None:
         place = bisect_right(self._first_ids, block) - 1

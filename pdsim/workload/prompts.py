@@ -20,7 +20,7 @@ from pdsim.workload.hash_ids import TEXT_BLOCK, TextBlocks
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, alone
 from pdsim.workload.trace_file import Line, Trace, TraceError, records
-from pdsim.workload.trace_rows import RowReader, RowTrace, value_of, warn
+from pdsim.workload.trace_rows import RowReader, RowTrace, warn
 
 _USUAL_OUTPUT = 256
 """Assumed length in tokens of an answer whose length is unknown: the limit that clients of SGLang and vLLM send."""
@@ -169,20 +169,18 @@ class _ChatReader(RowReader):
             each = self.trace.image_tokens
             warn(f"{self.trace.path}: {num} images count as {each} tokens each (image_tokens)")
 
-    def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        timed = super()._at_its_time(spec, line)
-        if (session := value_of(line, names.SESSION)) is not None:
-            self._said[str(session[1])] = len(self._text), hash(self._text)
-        return timed
+    def note_turn(self, session: str, spec: RequestSpec, line: Line) -> None:
+        super().note_turn(session, spec, line)
+        self._said[session] = len(self._text), hash(self._text)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
         """Makes the prompt of a later turn from the conversation so far and the new text. before: the turn before.
         prompt: made from the text of this turn alone. line: the record of this turn. If the text or the recorded length
         already contains the conversation, returns `prompt` unchanged.
         """
-        session = value_of(line, names.SESSION)
+        session = line.quantity(names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]
-        is_whole = any(line.get(name) for name in WHOLE) or value_of(line, names.INPUT) is not None
+        is_whole = any(line.get(name) for name in WHOLE) or line.quantity(names.INPUT) is not None
         if self.trace.new_turns is False or is_whole or hash(self._text[:length]) == said:
             return prompt
         return before.prompt.then(before.output).then(prompt)
@@ -190,7 +188,7 @@ class _ChatReader(RowReader):
     def prompt(self, line: Line) -> Spans:
         self._text, images = _text_of(line)
         text = self._text
-        recorded = value_of(line, names.INPUT)
+        recorded = line.quantity(names.INPUT)
         num_image_tokens = self.images.read(images)
         units = self.trace.units(text)
         if recorded is not None:
@@ -207,7 +205,7 @@ class _ChatReader(RowReader):
             return line.count(recorded[0])
         if answer := _answer_of(line):
             return max(1, self._num_tokens(self.trace.units(answer)))
-        if (limit := value_of(line, names.OUTPUT)) is not None:
+        if (limit := line.quantity(names.OUTPUT)) is not None:
             return line.count(limit[0])
         if self.trace.output_tokens is None:
             self._num_unknown += 1
@@ -238,7 +236,7 @@ def _requests_of(line: Line) -> Iterator[Line]:
         return
     for i, turn in enumerate(turns):
         fields = dict(turn) if isinstance(turn, dict) else {"text": turn}
-        if value_of(Line("", fields), names.IMAGES) is not None:
+        if Line("", fields).quantity(names.IMAGES) is not None:
             fields.setdefault("texts", [""])
         yield _with_body(Line(f"{line.where}, turn {i + 1}", {"session_id": session or line.where, **fields}))
 
@@ -312,7 +310,7 @@ def _text_of(line: Line) -> tuple[str, list[str]]:
         _add_message(message, texts, images)
     if name == "instruction" and isinstance(line.get("input"), str):
         texts.append(line.get("input"))
-    own = value_of(line, names.IMAGES)
+    own = line.quantity(names.IMAGES)
     if own is not None:
         images += map(str, own[1]) if isinstance(own[1], list) else [str(own[1])]
     return "\n".join(texts), images

@@ -3,7 +3,7 @@ with this table.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
@@ -64,3 +64,20 @@ CLASS = _counts("class", "class", "request_class")
 FAILURE = _counts("failure", "error", "errors")
 
 QUANTITIES = (INPUT, OUTPUT, ARRIVAL, END, DELAY, SESSION, BLOCKS, BLOCK_TOKENS, TOKEN_IDS, IMAGES, CLASS, FAILURE)
+
+_QUANTITY_OF = {name: quantity.what for quantity in QUANTITIES for name in quantity.names}
+_RANKS = {name: rank for rank, name in enumerate(_QUANTITY_OF)}
+
+
+def quantities_of(fields: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Returns field name and value of each quantity that a row has, by the quantity's `what`. If several fields have a
+    quantity, the first of its names counts.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for name, value in fields.items():
+        what = _QUANTITY_OF.get(name)
+        if what is None or value is None or value == "":
+            continue
+        if what not in found or _RANKS[name] < _RANKS[found[what][0]]:
+            found[what] = name, value
+    return found

@@ -19,7 +19,7 @@ from pdsim.dataclass import dataclass
 from pdsim.inputs import MOST_SECONDS, MOST_TOKENS, InputError, finite, open_text, parse_json, shown, whole
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, Streams
-from pdsim.workload.trace_fields import INPUT
+from pdsim.workload.trace_fields import INPUT, Quantity, quantities_of
 
 
 class TraceError(InputError):
@@ -44,6 +44,7 @@ class Line:
     def __init__(self, where: str, fields: dict[str, Any]) -> None:
         self._where = where
         self._fields = fields
+        self._quantities: dict[str, tuple[str, Any]] | None = None
 
     def get(self, name: str) -> Any:
         return self._fields.get(name)
@@ -55,6 +56,14 @@ class Line:
     @property
     def fields(self) -> Mapping[str, Any]:
         return self._fields
+
+    def quantity(self, quantity: Quantity) -> tuple[str, Any] | None:
+        """Returns field name and value of a quantity: of the first of its names that the record has. None: the record
+        has none.
+        """
+        if self._quantities is None:
+            self._quantities = quantities_of(self._fields)
+        return self._quantities.get(quantity.what)
 
     def flat(self) -> "Line":
         """Returns the record with the fields of nested objects added to its own. An object {value, unit} becomes its
@@ -78,16 +87,16 @@ class Line:
         return self._fields[name]
 
     def count(self, name: str, least: int = 1) -> int:
-        return self._count(name, self.value(name), least)
+        return self.count_of(name, self.value(name), least)
 
     def counts(self, name: str, num: int, least: int = 1) -> list[int]:
-        return [self._count(f"{name}[{i}]", found, least) for i, found in enumerate(self._list(name, num))]
+        return [self.count_of(f"{name}[{i}]", found, least) for i, found in enumerate(self._list(name, num))]
 
     def time_ns(self, name: str, unit_ns: float) -> float:
-        return self._time_ns(name, self.value(name), unit_ns)
+        return self.time_of(name, self.value(name), unit_ns)
 
     def times_ns(self, name: str, num: int, unit_ns: float) -> list[float]:
-        return [self._time_ns(f"{name}[{i}]", found, unit_ns) for i, found in enumerate(self._list(name, num))]
+        return [self.time_of(f"{name}[{i}]", found, unit_ns) for i, found in enumerate(self._list(name, num))]
 
     def _list(self, name: str, num: int) -> list[Any]:
         found = self.value(name)
@@ -95,7 +104,8 @@ class Line:
             raise self.error(name, found, f"a list of {num}")
         return found
 
-    def _count(self, name: str, found: Any, least: int) -> int:
+    def count_of(self, name: str, found: Any, least: int = 1) -> int:
+        """Returns a number of tokens. found: the value in the record. name: its field in messages."""
         try:
             count = whole(found)
         except ValueError:
@@ -105,7 +115,8 @@ class Line:
             raise self.error(name, found, bound)
         return count
 
-    def _time_ns(self, name: str, found: Any, unit_ns: float) -> float:
+    def time_of(self, name: str, found: Any, unit_ns: float) -> float:
+        """Returns a time in ns. found: the value in the record. name: its field in messages."""
         try:
             time_ns = finite(found) * unit_ns
         except ValueError:
@@ -134,14 +145,16 @@ def json_lines(path: Path) -> Iterator[Line]:
     if is_parquet(path):
         yield from parquet_rows(path)
         return
+    name = str(path)
     with open_trace(path) as file:
         for number, text in enumerate(file, 1):
             if text.isspace():
                 continue
-            fields = _parsed(text, f"{path}, line {number}")
+            where = f"{name}, line {number}"
+            fields = _parsed(text, where)
             if not isinstance(fields, dict):
-                raise TraceError(f"{path}, line {number}: expected a JSON object, found {text.strip()[:40]!r}")
-            yield Line(f"{path}, line {number}", fields)
+                raise TraceError(f"{where}: expected a JSON object, found {text.strip()[:40]!r}")
+            yield Line(where, fields)
 
 
 _LISTS = ("requests", "records", "data", "results", "traces", "conversations")
@@ -338,9 +351,9 @@ def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
     ordered = sorted(specs, key=lambda spec: spec.arrival_ns)
     if not ordered:
         raise TraceError(f"{path}: no requests in it")
-    places = {spec.request_id: i for i, spec in enumerate(ordered)}
-    if all(before == i for before, i in places.items()):
+    if ordered == specs:
         return ordered
+    places = {spec.request_id: i for i, spec in enumerate(ordered)}
     return [
         spec._replace(request_id=i, after=tuple(places[earlier] for earlier in spec.after))
         for i, spec in enumerate(ordered)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pdsim.workload import trace_fields as names
 from pdsim.workload.prompts import has_text
 from pdsim.workload.trace_file import Line, TraceError, is_parquet, open_trace, records
-from pdsim.workload.trace_rows import rows_of, value_of
+from pdsim.workload.trace_rows import rows_of
 
 READS = {
     "mooncake_trace": "Mooncake, AIPerf, Dynamo and its request traces, `pdsim export`: `input_length`, with or "
@@ -55,7 +55,7 @@ def trace_kind(path: Path) -> TraceKind:
         raise TraceError(f"{path}: no requests in it: no event is a request_end")
     if row.where != first.where:  # a turn of the session, or the first of Dynamo's events that is a request
         first = row
-    has_times = value_of(row, names.ARRIVAL) is not None
+    has_times = row.quantity(names.ARRIVAL) is not None
     return TraceKind(_use_of(row, first, path), has_times)
 
 
@@ -68,9 +68,9 @@ def _use_of(row: Line, first: Line, path: Path) -> str:
         return "burstgpt_trace"
     if "request_id" in row.fields and "hash_ids" in row.fields and _has_waits(path):
         return "agentic_mooncake_trace"
-    if value_of(row, names.TOKEN_IDS) is None and has_text(first.fields):
+    if row.quantity(names.TOKEN_IDS) is None and has_text(first.fields):
         return "chat_trace"
-    if value_of(row, names.INPUT) is None and value_of(row, names.TOKEN_IDS) is None:
+    if row.quantity(names.INPUT) is None and row.quantity(names.TOKEN_IDS) is None:
         some = ", ".join(islice(names.INPUT.names, 4))
         there = ", ".join(map(str, islice(first.fields, 20)))
         raise TraceError(

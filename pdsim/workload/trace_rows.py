@@ -126,41 +126,32 @@ def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _turns_of(line: Line) -> Iterator[Line]:
-    """Yields the row itself or, for a session, one row per turn. The first turn has the session's time."""
+def _turns_of(line: Line) -> Iterable[Line]:
+    """Returns the row itself or, for a session, one row per turn."""
     turns = line.get("turns")
     if not (isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)):
-        yield line
-        return
-    if value_of(Line(line.where, turns[0]), names.INPUT) is None:
-        yield line
-        return
+        return (line,)
+    has_lengths = Line(line.where, turns[0]).quantity(names.INPUT) is not None
+    return _rows_of_session(line, turns) if has_lengths else (line,)
+
+
+def _rows_of_session(line: Line, turns: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
+    """Yields one row per turn. The first turn has the session's time."""
     around = {name: value for name, value in line.fields.items() if name != "turns"}
-    session = value_of(line, names.SESSION)
+    session = line.quantity(names.SESSION)
     own = {} if session is None else {session[0]: session[1]}
     for number, turn in enumerate(turns, start=1):
         fields = {"session_id": line.where, **(around if number == 1 else own), **turn}
         yield Line(f"{line.where}, turn {number}", fields).flat()
 
 
-def value_of(line: Line, quantity: Quantity) -> tuple[str, Any] | None:
-    """Returns field name and value of a quantity: of the first of its names that the row has. None: the row has
-    none.
-    """
-    fields = line.fields
-    for name in quantity.names:
-        if (found := fields.get(name)) is not None and found != "":
-            return name, found
-    return None
-
-
-def _name_of(line: Line, quantity: Quantity) -> str:
-    """Returns the name of a quantity's field in this row. Raises TraceError if the row has no such field."""
-    if (found := value_of(line, quantity)) is None:
+def _required(line: Line, quantity: Quantity) -> tuple[str, Any]:
+    """Returns field name and value of a quantity. Raises TraceError if the row has no such field."""
+    if (found := line.quantity(quantity)) is None:
         some = ", ".join(islice(quantity.names, 6))
         there = ", ".join(map(str, line.fields))
         raise TraceError(f"{line.where}: no field of {quantity.what}: {some} or the like; the line has {there}")
-    return found[0]
+    return found
 
 
 @dataclass
@@ -180,7 +171,7 @@ class RowReader:
         self._turns: dict[str, tuple[RequestSpec, int | None]] = {}
         """Last turn of each session, and the time in ns at which it ended in the trace."""
         self._units_ns: dict[str, float] = {}
-        self._has_times = any(value_of(line, names.ARRIVAL) for line in self.first)
+        self._has_times = any(line.quantity(names.ARRIVAL) for line in self.first)
         self._has_new_turns = self.trace.new_turns
         if self._has_new_turns is None:
             self._has_new_turns = has_new_turns(self.first)
@@ -213,26 +204,33 @@ class RowReader:
         prompt = self.prompt(line)
         num_outputs = self.num_outputs(line)
         output = Spans.of(next(self.streams), num_outputs)
-        found = value_of(line, names.CLASS)
+        found = line.quantity(names.CLASS)
         request_class = "" if found is None else str(found[1]).strip()
-        spec = RequestSpec(number, prompt, output, num_outputs, request_class=request_class)
-        return self.images.placed(self._at_its_time(spec, line), prompt)
+        session = line.quantity(names.SESSION)
+        turn = None if session is None else self._turns.get(str(session[1]))
+        arrival_ns = self._arrival_ns(line) if turn is None else 0
+        spec = RequestSpec(number, prompt, output, num_outputs, arrival_ns, request_class=request_class)
+        if turn is not None:
+            spec = self._as_later_turn(spec, line, *turn)
+        if session is not None:
+            self.note_turn(str(session[1]), spec, line)
+        return self.images.placed(spec, prompt)
 
     def prompt(self, line: Line) -> Spans:
-        token_ids, blocks = value_of(line, names.TOKEN_IDS), value_of(line, names.BLOCKS)
+        token_ids, blocks = line.quantity(names.TOKEN_IDS), line.quantity(names.BLOCKS)
         if token_ids is not None and isinstance(token_ids[1], list):
             return self._token_ids.prompt(token_ids[1])
-        num_tokens = line.count(_name_of(line, names.INPUT))
+        num_tokens = line.count_of(*_required(line, names.INPUT))
         if blocks is not None and blocks[1] != []:
             prompt = self._hash_blocks.prompt(line, blocks[0], num_tokens)
         else:
             prompt = Spans(self._spans(line, num_tokens))
-        if added := self.images.read(_images_of(line)):
+        if (images := _images_of(line)) and (added := self.images.read(images)):
             prompt = prompt.then(Spans.of(next(self.streams), added))
         return prompt
 
     def num_outputs(self, line: Line) -> int:
-        return line.count(_name_of(line, names.OUTPUT))
+        return line.count_of(*_required(line, names.OUTPUT))
 
     @property
     def _hash_blocks(self) -> HashBlocks:
@@ -256,29 +254,27 @@ class RowReader:
             yield (stream, 0, shared)
         yield (next(self.streams), 0, num_tokens - shared)
 
-    def _at_its_time(self, spec: RequestSpec, line: Line) -> RequestSpec:
-        """Returns the request with its arrival time. A later turn of a session also follows the turn before. Its pause
-        comes from the row's delay if the row has one, otherwise from the times of the two turns.
+    def _as_later_turn(self, spec: RequestSpec, line: Line, before: RequestSpec, ended_ns: int | None) -> RequestSpec:
+        """Returns the request with its arrival time, as a turn of a session that follows the turn `before`. The pause
+        between the turns comes from the row's delay if the row has one, otherwise from the times of the two turns.
+
+        ended_ns: time at which the turn before ended in the trace; None: not known.
         """
-        session = value_of(line, names.SESSION)
-        before, ended_ns = (None, None) if session is None else self._turns.get(str(session[1]), (None, None))
-        if before is None:
-            spec = spec._replace(arrival_ns=self._arrival_ns(line))
-        else:
-            delay = value_of(line, names.DELAY)
-            is_timed = value_of(line, names.ARRIVAL) is not None or (delay is None and self._has_times)
-            arrival_ns = self._arrival_ns(line) if is_timed else before.arrival_ns
-            if arrival_ns < before.arrival_ns:
-                name, found = value_of(line, names.ARRIVAL) or ("", None)
-                raise line.error(name, found, "a time not before the session's previous turn")
-            think_ns = arrival_ns - (before.arrival_ns if ended_ns is None else min(ended_ns, arrival_ns))
-            if delay is not None:
-                think_ns = round(line.time_ns(delay[0], names.DELAY.names[delay[0]] or names.MS))
-            spec = spec._replace(arrival_ns=arrival_ns, after=(before.request_id,), think_ns=think_ns)
-            spec = spec._replace(prompt=self.continued(before, spec.prompt, line))
-        if session is not None:
-            self._turns[str(session[1])] = spec, self._end_ns(line)
-        return spec
+        delay = line.quantity(names.DELAY)
+        is_timed = line.quantity(names.ARRIVAL) is not None or (delay is None and self._has_times)
+        arrival_ns = self._arrival_ns(line) if is_timed else before.arrival_ns
+        if arrival_ns < before.arrival_ns:
+            name, found = line.quantity(names.ARRIVAL) or ("", None)
+            raise line.error(name, found, "a time not before the session's previous turn")
+        think_ns = arrival_ns - (before.arrival_ns if ended_ns is None else min(ended_ns, arrival_ns))
+        if delay is not None:
+            think_ns = round(line.time_ns(delay[0], names.DELAY.names[delay[0]] or names.MS))
+        prompt = self.continued(before, spec.prompt, line)
+        return spec._replace(prompt=prompt, arrival_ns=arrival_ns, after=(before.request_id,), think_ns=think_ns)
+
+    def note_turn(self, session: str, spec: RequestSpec, line: Line) -> None:
+        """Notes the last turn of a session for the turn after it."""
+        self._turns[session] = spec, self._end_ns(line)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
         """Returns a later turn's prompt: `prompt` if its row has ids of tokens, else it extends the turn before."""
@@ -294,15 +290,14 @@ class RowReader:
     def _arrival_ns(self, line: Line) -> int:
         if not self._has_times:
             return 0
-        name = _name_of(line, names.ARRIVAL)
-        found = line.value(name)
+        name, found = _required(line, names.ARRIVAL)
         if isinstance(found, str) and not _is_number(found):
             return self._scaled(_date_ns(line, name, found))
         unit_ns = names.ARRIVAL.names[name]
-        return self._scaled(line.time_ns(name, self._found_unit_ns(name) if unit_ns is None else unit_ns))
+        return self._scaled(line.time_of(name, found, self._found_unit_ns(name) if unit_ns is None else unit_ns))
 
     def _end_ns(self, line: Line) -> int | None:
-        found = value_of(line, names.END)
+        found = line.quantity(names.END)
         if found is None:
             return None
         return self._scaled(line.time_ns(found[0], names.END.names[found[0]] or names.NS))
@@ -327,11 +322,16 @@ class RowReader:
         return self._units_ns[name]
 
 
+_OUTCOMES = {"benchmark_phase", "Response tokens", "success", *names.FAILURE.names}
+
+
 def _is_left_out(line: Line) -> bool:
     """True for failed requests, requests without an answer, and the warm-up requests in AIPerf's records."""
+    if _OUTCOMES.isdisjoint(line.fields):
+        return False
     if line.get("benchmark_phase") not in (None, "", "profiling"):
         return True
-    failure = value_of(line, names.FAILURE)
+    failure = line.quantity(names.FAILURE)
     if failure is not None and failure[1] not in (False, "0", 0, [], "None", "null"):
         return True
     return line.get("Response tokens") == "0" or line.get("success") in (False, "False", "false")
@@ -339,14 +339,14 @@ def _is_left_out(line: Line) -> bool:
 
 def _tells_prompt(line: Line) -> bool:
     """True if the row tells which tokens of its prompt other prompts share."""
-    return any(value_of(line, one) is not None for one in (names.BLOCKS, names.TOKEN_IDS)) or "prefix_id" in line.fields
+    return any(line.quantity(one) is not None for one in (names.BLOCKS, names.TOKEN_IDS)) or "prefix_id" in line.fields
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
     """True if a turn's prompt is shorter than prompt and output of the turn before: lengths are of new input."""
     known: dict[str, int] = {}
     for line in lines:
-        session, length, output = (value_of(line, one) for one in (names.SESSION, names.INPUT, names.OUTPUT))
+        session, length, output = (line.quantity(one) for one in (names.SESSION, names.INPUT, names.OUTPUT))
         if session is None or length is None or output is None:
             continue
         num_tokens, name = line.count(length[0]), str(session[1])
@@ -358,7 +358,7 @@ def has_new_turns(lines: Iterable[Line]) -> bool:
 
 def _images_of(line: Line) -> list[str]:
     """Returns a name for each image of the row. An empty name: the row names no URL or id of the image."""
-    found = value_of(line, names.IMAGES)
+    found = line.quantity(names.IMAGES)
     if found is None:
         return []
     name, value = found
@@ -382,9 +382,7 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
-        if (ids := value_of(line, names.BLOCKS))
-        and (length := value_of(line, names.INPUT))
-        and isinstance(ids[1], list)
+        if (ids := line.quantity(names.BLOCKS)) and (length := line.quantity(names.INPUT)) and isinstance(ids[1], list)
     ]
     is_dynamo = any(line.get("input_sequence_hashes") is not None for line in lines)
     has_rest = any(num_tokens % block_tokens for num_tokens, _ in sizes)
@@ -397,9 +395,9 @@ def block_tokens_of(lines: Iterable[Line], path: str) -> int:
     """
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:
-        if (said := value_of(line, names.BLOCK_TOKENS)) is not None:
+        if (said := line.quantity(names.BLOCK_TOKENS)) is not None:
             return line.count(said[0])
-        ids, length = value_of(line, names.BLOCKS), value_of(line, names.INPUT)
+        ids, length = line.quantity(names.BLOCKS), line.quantity(names.INPUT)
         if ids is None or length is None or not isinstance(ids[1], list) or not ids[1]:
             continue
         num_tokens, num_ids = line.count(length[0]), len(ids[1])
