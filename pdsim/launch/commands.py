@@ -309,7 +309,7 @@ def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list
     if refused:
         raise ConfigError(f"--engine {engine} cannot launch {scenario.name}:\n  " + "\n  ".join(refused))
     ignored = [f"{', '.join(_outermost(paths))}: {why}" for why, paths in aside.items()]
-    return [*_servers(scenario), *_of_client(scenario), *ignored]
+    return [*_servers(scenario), *_warm_up_note(scenario), *ignored]
 
 
 def _as_given(scenario: Scenario, path: str) -> Any:
@@ -327,9 +327,9 @@ def _outermost(paths: Sequence[str]) -> list[str]:
     return [path for path in paths if not any(path.startswith(f"{other}.") for other in paths)]
 
 
-def _of_client(scenario: Scenario) -> list[str]:
-    """A note if the simulation leaves out warm-up requests, because load generators count these requests. Empty: it
-    leaves out none.
+def _warm_up_note(scenario: Scenario) -> list[str]:
+    """A note that the simulation leaves out warm-up requests, while load generators count them, so that their numbers
+    differ. Empty: the simulation leaves out none.
     """
     count = warm_up_requests(scenario.client, len(requests_of(scenario)))
     if not count:

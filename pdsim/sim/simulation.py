@@ -148,7 +148,9 @@ class Simulation(Bus):
         return Flows(self.timeline, self.cluster.host_nics.capacity, lambda owner: owner.arrived())
 
     def _make_locksteps(self) -> dict[str, Lockstep]:
-        """Returns the lockstep of each server with data-parallel attention or over several hosts, by server."""
+        """Returns the object through which all ranks of a server begin their steps together, by the server's name. Only
+        for servers with data-parallel attention or over several hosts.
+        """
         num_ranks = Counter(server_of(instance_id) for instance_id in self.order)
         last = EventPriority(CHOICES + len(self.order))
         found = {server: Lockstep(self.timeline, num, last) for server, num in num_ranks.items() if num > 1}

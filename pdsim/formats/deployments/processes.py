@@ -96,8 +96,8 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
     loops: list[int] = []
     texts = dict(_written(text))
     for number, line in _whole_lines(text):
-        if (turns := _turns(_expanded(line, variables))) is not None:
-            loops.append(turns)
+        if (num_runs := _num_runs(_expanded(line, variables))) is not None:
+            loops.append(num_runs)
         variables |= _arrays(_expanded(line, variables))
         for words in _commands(_expanded(line, variables), f"{where}, line {number}"):
             if words[0] == "done" and loops:
@@ -133,8 +133,8 @@ _ARRAY = re.compile(r"\bread\s+-r?a\w*\s+(\w+)\s+<<<\s+\"?([^\"$]+)\"?")
 _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
-def _turns(line: str) -> int | None:
-    """How often the loop runs that begins in this line; 1 if not known. None: no loop begins here."""
+def _num_runs(line: str) -> int | None:
+    """How often the loop that begins in this line of a script runs; 1 if not known. None: no loop begins here."""
     if (counted := _COUNTED.match(line)) is not None:
         first, or_equal, last = counted.groups()
         return max(1, int(last) - int(first) + bool(or_equal))

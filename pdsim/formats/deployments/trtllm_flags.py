@@ -36,8 +36,8 @@ def _draft_tokens(read: Read, value: Value) -> None:
 
 
 def _missing_options(read: Read, value: Value) -> None:
-    """Notes that the file of further options, which the option `value` names, was not found. This reader is called only
-    then: options of a found file take the place of the option.
+    """Notes that the file of further options that an option names (`value`) was not found. If the file is found, the
+    options in it are read in place of this option.
     """
     read.aside.append(f"options of {text_of(value)}: there is no such file beside the command; defaults count")
 

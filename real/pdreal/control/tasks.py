@@ -214,7 +214,7 @@ class DigestArrived(NamedTuple):
     pages: Sequence[int]
     """Ids of the request's pages on decode, in the order of its tokens."""
     num_tokens: int
-    """Number of first tokens of these pages to read."""
+    """Number of tokens to read from the pages, counted from the first token of the first page."""
     state_slot: int = 0
     """Slot of the request's linear-attention state. 0: none."""
 
