@@ -2,7 +2,8 @@
 requests while their kernels are compiled. Many steps at once are single steps.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.cold_server import ColdServer
+from pdsim.scenario.building.sizing import server_of
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.cost import ColdKernels, HostSettings
 from pdsim.scenario.yaml_file import ConfigError
+from tests.laws.test_lockstep import with_ranks
 from tests.strategies import aggregated_scenarios, scenarios
-from tests.support import MILLISECOND, decisions, examples, request, run, small
+from tests.support import MILLISECOND, decisions, examples, request, run, small, small_aggregated
 
 STALL_NS = 1_000_000_000_000
 """Longer than any step."""
@@ -67,6 +70,31 @@ def test_each_power_of_two_compiles_its_kernels(scenario: Scenario, release: tup
         assert step.duration_ns // STALL_NS == is_compiling
         assert not is_compiling or step.num_steps == 1
         before[group] += step.num_steps
+
+
+@pytest.mark.parametrize("cluster", [small, small_aggregated])
+def test_all_ranks_of_a_server_wait_while_one_of_them_compiles(cluster: Callable[..., Scenario]):
+    scenario = with_ranks(cluster(*(request(i, 10 + i, 5 + i, arrival_ns=i * MILLISECOND) for i in range(9))), 2)
+    rounds = defaultdict(list)
+    for step in run(compiling(scenario, 0, STALL_NS)).records.steps:
+        rounds[server_of(step.instance_id), step.start_ns].append(step)
+    compiled: set[tuple[str, int]] = set()
+    num_waits = 0
+    for _, steps in sorted(rounds.items(), key=lambda item: item[0][1]):
+        with_prompts = {step.instance_id for step in steps if step.kind != "decode"}
+        decoding = [step for step in steps if step.instance_id not in with_prompts]
+        needed = {(step.instance_id, (step.num_requests - 1).bit_length()) for step in decoding}
+        assert {step.duration_ns // STALL_NS for step in steps} == {not needed <= compiled}
+        num_waits += not needed <= compiled and len(steps) > 1
+        compiled |= needed
+    assert num_waits
+
+
+def test_pages_that_a_prompt_has_already_are_not_allocated_again():
+    server = ColdServer(steps={}, prefill_kernel_ns=3, num_variants=2, page_size=4)
+    chunks = [(0, 6), (6, 2), (8, 5), (13, 4), (0, 4)]  # 2, 0, 2, 1 and 1 new pages
+    forwards = [PrefillStep(i, (PrefillChunk(i, start, num, False),)) for i, (start, num) in enumerate(chunks)]
+    assert [server.forward_stall_ns(step) for step in forwards] == [3, 0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(
