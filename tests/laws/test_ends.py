@@ -48,11 +48,11 @@ def found(scenario, *, whole=False, then=lambda ends: None):
 
 
 WHOLE = {}
-"""Numbers of whole runs at both ends, by the load's client: several tests ask."""
+"""Numbers of whole runs at both ends, by the load's client and the kernels to compile: several tests ask."""
 
 
 def of_whole_runs(scenario):
-    load = repr(scenario.client)
+    load = repr((scenario.client, scenario.cost.cold_kernels))
     if load not in WHOLE:
         WHOLE[load] = [numbers_of(simulate(end).summary()) for end in scenario.ends]
     return WHOLE[load]
@@ -92,9 +92,16 @@ def test_it_does_not_matter_who_simulates(scenario, monkeypatch):
 LATER_CROWD = "client.arrivals={use: profile, rate: 60/s, levels: [1, 20], level: 200 s}"
 
 
-@pytest.mark.parametrize("change", [LATER_CROWD, "client.arrivals.rate=60/s"], ids=["later crowd", "falls behind"])
+COLD = "cost.cold_kernels.prefill=190 ms"
+
+
+@pytest.mark.parametrize(
+    "change", [LATER_CROWD, "client.arrivals.rate=60/s", COLD], ids=["later crowd", "falls behind", "cold"]
+)
 def test_a_part_that_does_not_tell_is_not_taken(scenario, place, change):
-    """The first has its part before the crowd; of the second, the slowest end falls ever farther behind."""
+    """The first has its part before the crowd; of the second, the slowest end falls ever farther behind; the third
+    compiles all its kernels in its part, whose p99 is then that of the compiles.
+    """
     _, numbers, _ = found(scenario(change))
     assert numbers[1] == of_whole_runs(scenario(change))[1]
 

@@ -116,7 +116,7 @@ def test_experts_in_fp8_reach_similar_rates_on_all_gpus(kind):
         with leaving_out([gpu]):
             return abs(log(reached(gpu, "experts", kind).compute / own))
 
-    assert median(map(deviation, ("h100", "h200", "b200", "b300", "rtx-pro-6000"))) < log(1.3)
+    assert median(map(deviation, ("h100", "h200", "b200", "b300", "gb200", "gb300", "rtx-pro-6000"))) < log(1.3)
 
 
 def test_experts_in_fp8_reach_one_rate_on_unmeasured_gpus_up_to_the_nominal_one():

@@ -222,10 +222,10 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
 
 def _cold_server(scenario: Scenario) -> ColdServer | None:
     """The stalls of an instance that starts cold. None: it starts warm."""
-    cost, kernels = scenario.cost, scenario.cost.cold_kernels
-    if not cost.cold_start and kernels is None:
+    cost = scenario.cost
+    if not cost.is_cold:
         return None
-    kernels = kernels or ColdKernels()
+    kernels = cost.cold_kernels or ColdKernels()
     return ColdServer(
         steps=cost.cold_start,
         prefill_kernel_ns=kernels.prefill,

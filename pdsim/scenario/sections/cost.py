@@ -313,6 +313,11 @@ class CostChoice(Section):
         return self.model_copy(update=update)
 
     @property
+    def is_cold(self) -> bool:
+        """True if the first steps of an instance take longer than later ones of the same size."""
+        return bool(self.cold_start) or self.cold_kernels is not None
+
+    @property
     def uncertain(self) -> tuple[Group, ...]:
         """The roles whose step times are not known exactly: they have a range, from those of the fastest server to
         those of the slowest.

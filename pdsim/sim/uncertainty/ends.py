@@ -69,7 +69,8 @@ class Ends:
         verdict_of: function that judges the complete run of each end; None: no verdict. own_itl: True: computes ITL
         percentiles of each single request.
         """
-        size = None if whole or verdict_of else part_size(len(requests))
+        may_stop = not (whole or verdict_of or scenario.cost.is_cold)  # cold: the first requests are unlike the others
+        size = part_size(len(requests)) if may_stop else None
         self.watch = PartWatch(size)
         """Observer of the run itself, which notes the numbers of its first requests."""
         self.part_requests: int | None = None
