@@ -155,3 +155,11 @@ def test_a_sign_is_judged_the_same_from_either_arm():
 def test_the_readme_has_the_table():
     """Else: make accuracy."""
     assert in_few_rows(read()) in README.read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_default_cost_has_the_tables_of_widths_and_groups():
+    """Else: python -m docs.accuracy --coverage."""
+    page = (EXPERIMENTS / "default-cost" / "README.md").read_text(encoding="utf-8")
+    found = read()
+    rows = [*on_gpus(found), *widths(found), *missed_groups(found)]
+    assert [row for row in rows if f"| {' | '.join(row)} |" not in page] == []
