@@ -74,16 +74,18 @@ class EncodingStepTimes(StepTimes):
     def forward_ns(self) -> Callable[[PrefillStep, int], int]:
         return self.prefill_ns
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
+    def prefill_ns(
+        self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None, other_ns: int = 0
+    ) -> int:
         """Duration in ns of a forward, including encoding its images and audio clips or loading their embeddings.
-        expert_tokens: number of tokens that experts compute; None: the step's own tokens.
+        start_ns, expert_tokens, other_ns: see StepTimes.
         """
         missing = step.media if self.own is None else self.own.to_encode(step)
         encoding_ns = sum(
             times.ns([item.num_tokens for item in missing if item.modality == modality])
             for modality, times in self.encoders.items()
         )
-        return super().prefill_ns(step, start_ns, expert_tokens) + encoding_ns
+        return super().prefill_ns(step, start_ns, expert_tokens, other_ns + encoding_ns)
 
     def restart(self) -> None:
         super().restart()

@@ -97,7 +97,7 @@ class DecodeHostOverhead(NamedTuple):
     launch_ns: float = 0
     """Time in ns of launching a prefill forward in such an instance. A forward ends no earlier than its launch."""
     launches_ahead: bool = False
-    """True: directly behind another forward, the launch of a forward begins when the launch before has ended."""
+    """True: the launch of a forward directly behind another forward begins while that forward runs."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests
@@ -226,8 +226,9 @@ class StepTimes:
     """Durations that `decode_line` has computed, by number of requests."""
     _launched_ns: int = field(init=False, default_factory=int)  # compiled, a plain default would not be there
     """Time in ns at which the launch of the latest forward ended."""
+    _forward_start_ns: int = field(init=False, default_factory=int)
     _forward_end_ns: int = field(init=False, default_factory=int)
-    """Time in ns at which the latest forward ended."""
+    """Times in ns at which the latest forward began and ended."""
 
     @property
     def forward_ns(self) -> Callable[[PrefillStep, int], int]:
@@ -238,12 +239,14 @@ class StepTimes:
         has_host_work = self.host_overhead.prefill_ns or self.host_overhead.launch_ns
         return self.prefill.prefill_ns if is_plain and not has_host_work else self.prefill_ns
 
-    def prefill_ns(self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None) -> int:
+    def prefill_ns(
+        self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None, other_ns: int = 0
+    ) -> int:
         """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in
         order.
 
         expert_tokens: number of tokens that experts compute; None: the step's own tokens. Only rooflines use this
-        number.
+        number. other_ns: time in ns of the forward's other work, such as reading the KV of running requests.
         """
         if expert_tokens is None or not isinstance(self.prefill, RooflineModel):
             duration_ns = self.prefill.prefill_ns(step, start_ns)
@@ -254,18 +257,22 @@ class StepTimes:
         duration_ns += round(self.host_overhead.prefill_ns)
         if self.speedup[0] != 1:
             duration_ns = max(1, round(duration_ns / self.speedup[0]))
-        if self.host_overhead.launch_ns:
-            duration_ns = self._launched(duration_ns, start_ns)
-        return duration_ns if self.kv_reads is None else self.kv_reads.prolonged_ns(start_ns, duration_ns)
+        if self.kv_reads is not None:
+            duration_ns = self.kv_reads.prolonged_ns(start_ns, duration_ns)
+        duration_ns += other_ns
+        return self._launched(duration_ns, start_ns) if self.host_overhead.launch_ns else duration_ns
 
     def _launched(self, duration_ns: int, start_ns: int) -> int:
-        """Duration in ns of a forward that ends no earlier than its launch. The launch begins with the forward, or
-        earlier behind another forward, because the loop with overlap chooses a step while the step before it runs
-        (SGLang 0.5.12, managers/scheduler.py:1564).
+        """Duration in ns of a forward that ends no earlier than its launch. The launch begins with the forward.
+
+        With overlap and directly behind another forward, the launch begins with that forward, or when that forward's
+        launch has ended: the loop launches a step while the step before runs, and then waits for the end of the step
+        before (SGLang 0.5.12, managers/scheduler.py:1564).
         """
         is_ahead = self.host_overhead.launches_ahead and start_ns == self._forward_end_ns
-        self._launched_ns = (self._launched_ns if is_ahead else start_ns) + round(self.host_overhead.launch_ns)
-        self._forward_end_ns = max(start_ns + duration_ns, self._launched_ns)
+        begin_ns = max(self._forward_start_ns, self._launched_ns) if is_ahead else start_ns
+        self._launched_ns = begin_ns + round(self.host_overhead.launch_ns)
+        self._forward_start_ns, self._forward_end_ns = start_ns, max(start_ns + duration_ns, self._launched_ns)
         return self._forward_end_ns - start_ns
 
     def mixed_ns(self, step: MixedStep, start_ns: int, expert_tokens: float | None = None) -> int:
@@ -276,7 +283,7 @@ class StepTimes:
         decode = step.decode
         line = self.decode_line(decode.num_requests)
         kv = line.per_context_token * decode.num_context_tokens + line.per_distinct_token * decode.num_distinct_tokens
-        return self.prefill_ns(step.prefill, start_ns, expert_tokens) + (kv >> FRACTION_BITS)
+        return self.prefill_ns(step.prefill, start_ns, expert_tokens, kv >> FRACTION_BITS)
 
     def decode_line(self, num_requests: int) -> DecodeLine:
         """Duration of a decode step with num_requests requests, including drafting and host work, as a line over the KV

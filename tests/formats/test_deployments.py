@@ -434,6 +434,8 @@ def test_a_load_may_lie_beside(tmp_path, name):
         ("a.sh", """vllm serve Qwen/Qwen3-8B --kv-transfer-config '{"kv_role": []}'""", "expected another value"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-offloading-size 1e300", "1e300: expected another value"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B -tp 0", "--tensor-parallel-size 0: expected a whole number above 0"),
+        ("a.sh", "vllm serve Qwen/Qwen3-8B --decode-context-parallel-size 0", "0: expected a whole number above 0"),
+        ("a.sh", "sglang serve --model Qwen/Qwen3-30B-A3B --ep 0", "0: expected a whole number above 0"),
         ("a.sh", "vllm serve Qwen/Qwen3-8B --kv-transfer-config '{\n", "no line of a shell: No closing quotation"),
     ],
 )

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter, defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,12 +147,15 @@ def test_a_limit_of_a_prompt_may_be_at_least_a_fair_share():
     assert sizes == [[16] * 4, [16] * 4, [8, 16, 16, 16], [2, 12, 21], [1]]
 
 
-def test_a_mixed_step_reads_the_kv_of_who_decodes():
+@pytest.mark.parametrize("launch_ms", [0, 70, 90])
+def test_a_mixed_step_reads_the_kv_of_who_decodes_and_ends_no_earlier_than_its_launch(launch_ms):
     load = [request(0, 40, 30), request(1, 63, 2, arrival_ns=60 * MILLISECOND)]
-    traced = run(small_aggregated(*load, engine="vllm", cost=READING))
+    cost = {"prefill": READING, "decode": READING, "host": {"launch": f"{launch_ms} ms"}}
+    traced = run(small_aggregated(*load, engine="vllm", cost=cost))
     (step,) = [e.returned[0] for e in traced.journal if e.call == "next_step" and isinstance(e.returned[0], MixedStep)]
     (row,) = [row for row in traced.records.steps if row.kind == "prefill" and row.num_tokens == 63]
-    assert row.duration_ns == (3 + 64) * MILLISECOND + step.decode.num_context_tokens * MILLISECOND // 10
+    computed_ns = (3 + 64) * MILLISECOND + step.decode.num_context_tokens * MILLISECOND // 10
+    assert row.duration_ns == max(launch_ms * MILLISECOND, computed_ns)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 4096)), min_size=1, max_size=4), st.integers(1, 512))

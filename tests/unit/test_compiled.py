@@ -6,8 +6,9 @@ import os
 import pytest
 
 import pdsim
-from compiled import INTERPRETED, ROOT, fields_of_classes, modules, with_constructors
+from compiled import INTERPRETED, ROOT, fields_of_classes, modules, with_constructors, with_guards
 from pdsim.cli import main
+from pdsim.core import messages
 from pdsim.metrics.columns import NEVER, StoredRecords
 from pdsim.metrics.tables import TABLES, checked_table, write_tables
 from tests.support import run, small
@@ -111,9 +112,38 @@ def test_constructors_are_written_out_as_dataclasses_make_them():
     assert compiled["Base"](1).rows is not compiled["Base"](1).rows
 
 
+MATCH = """
+def kind_of(message):
+    match message:
+        case m.Cancel():
+            return "cancel"
+        case m.Failed() | m.Abort():
+            return "other"
+        case _:
+            return ""
+"""
+
+
+def test_class_patterns_are_written_out_as_guards():
+    written = with_guards(MATCH)
+    assert written.count("isinstance") == 1
+    for source in (MATCH, written):
+        made = {"m": messages}
+        exec(source, made)
+        given = messages.Cancel(1, ""), messages.Abort(1, ""), messages.Finished(1)
+        assert [made["kind_of"](one) for one in given] == ["cancel", "other", ""]
+
+
+def test_class_patterns_of_compiled_modules_match_what_their_guards_compare():
+    for name in modules():
+        for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Match) and any(isinstance(one.pattern, ast.MatchClass) for one in node.cases):
+                assert ast.unparse(node.subject) == "message", f"{name}, line {node.lineno}"
+
+
 def test_every_compiled_module_can_be_written_out():
     sources = [(ROOT / name).read_text(encoding="utf-8") for name in modules()]
     known = fields_of_classes(sources)
     assert {"Send", "DecodeStep", "StepRecord", "DecodeRequest"} <= known.keys()
     for source in sources:
-        ast.parse(with_constructors(source, known))
+        ast.parse(with_guards(with_constructors(source, known)))

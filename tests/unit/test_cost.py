@@ -1,13 +1,16 @@
 """The roofline against measurements it was not fitted to, and its laws."""
 
+from dataclasses import replace
 from math import gcd
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, TableModel
+from pdsim.cost.encoding import EmbeddingLoads, EncodingStepTimes
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.cost.step_times import DecodeHostOverhead, Drafting, Graphs, StepTimes
@@ -152,6 +155,30 @@ def test_a_forward_is_priced_by_its_model_alone_only_if_nothing_is_added(added):
     lines = AffineModel(Affine(prefill_base_ns=300))
     times = StepTimes(prefill=lines, decode=lines, **added)
     assert times.forward_ns(prefill((0, 1)), 0) == times.prefill_ns(prefill((0, 1)), 0)
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 60))
+@example([90, 90, 90, 1, 1, 1], 10)
+def test_a_loop_with_overlap_launches_a_forward_while_the_one_before_runs_and_none_before(durations_ns, launch_ns):
+    """A naive twin of the loop: it launches a forward, then waits for the end of the one before."""
+    lines = AffineModel(Affine(prefill_per_token_ns=1))
+    overhead = DecodeHostOverhead(launch_ns=launch_ns, launches_ahead=True)
+    times = StepTimes(prefill=lines, decode=lines, host_overhead=overhead)
+    loop_ns = end_ns = 7
+    for duration_ns in durations_ns:
+        start_ns, loop_ns = end_ns, loop_ns + launch_ns
+        end_ns = max(start_ns + duration_ns, loop_ns)
+        assert times.prefill_ns(prefill((0, duration_ns)), start_ns) == end_ns - start_ns
+        loop_ns = max(loop_ns, start_ns)
+
+
+def test_a_forward_that_also_loads_embeddings_ends_no_earlier_than_its_launch():
+    lines, loads = AffineModel(Affine(prefill_per_token_ns=1)), EmbeddingLoads(embedding_bytes=1, bandwidth=1e9)
+    overhead = DecodeHostOverhead(launch_ns=50)
+    times = EncodingStepTimes(prefill=lines, decode=lines, host_overhead=overhead, encoders={"image": loads}, own=None)
+    for num_tokens, duration_ns in ((10, 50), (30, 60)):
+        step = replace(prefill((0, num_tokens)), media=(MediaItem(0, num_tokens, 1),))
+        assert times.forward_ns(step, 0) == duration_ns
 
 
 @given(st.integers(1, 5000), st.integers(0, 3000), st.integers(1, 64))

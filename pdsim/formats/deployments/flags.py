@@ -57,10 +57,6 @@ def _quantization(read: Read, value: Value) -> None:
         read.aside.append(f"--quantization {value}: the catalog's entry of the model says its types")
 
 
-def _ep(read: Read, value: Value) -> None:
-    read.server["ep"] = count_of(value)
-
-
 def _a2a_backend(read: Read, value: Value) -> None:
     """Stores --moe-a2a-backend, or vLLM's --all2all-backend, in the server's fields. A library that pdsim does not
     model becomes a note.
@@ -123,7 +119,7 @@ def _divides(field: str) -> Reader:
     """
 
     def read_size(read: Read, value: Value) -> None:
-        if (size := count_of(value)) > 1:
+        if (size := positive_of(value)) > 1:
             read.server[field] = size
 
     return read_size
@@ -142,7 +138,7 @@ SGLANG: dict[str, Reader] = {
     **dict.fromkeys(("tp-size", "tensor-parallel-size", "tp"), of_server("tp", positive_of)),
     **dict.fromkeys(("dp-size", "data-parallel-size", "dp"), of_server("dp", positive_of)),
     **dict.fromkeys(("pp-size", "pipeline-parallel-size", "pp"), of_server("pp", positive_of)),
-    **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), _ep),
+    **dict.fromkeys(("ep-size", "expert-parallel-size", "ep"), of_server("ep", positive_of)),
     "moe-a2a-backend": _a2a_backend,
     "deepep-mode": nothing,
     "enable-dp-attention": of_server("dp_attention", is_flag(found=True)),

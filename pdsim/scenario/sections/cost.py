@@ -182,7 +182,7 @@ ENCODE_SPREAD = 2
 
 class HostSettings(Section):
     """CPU time of the instances' scheduler loops. Fields without `decode` in their name belong to prefill; `launch`
-    belongs to aggregated instances, too, and `loading` to all.
+    belongs also to decode and aggregated instances that compute prompts, and `loading` to all.
     """
 
     start: Duration = 0
