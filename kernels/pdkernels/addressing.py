@@ -1,4 +1,4 @@
-"""Places of bytes in pages and in staging: the address arithmetic of all copy kernels.
+"""Where bytes lie in pages and in staging: the address arithmetic of all copy kernels.
 
 The kernels copy in units of 16 bytes. A program moves a tile of units, numbered in the order of tokens: unit u belongs
 to token u // ROW, and is unit u % ROW of that token's heads.
@@ -63,7 +63,7 @@ def unit_in_pool(
 @triton.jit
 def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANES: tl.constexpr):
     """Returns where units of a plane lie in a staging span [slice, plane, token, ROW // SLICES], in units from the
-    place of this plane in the first slice. unit: indices of units among those of the plane, token after token. tokens:
+    begin of this plane in the first slice. unit: indices of units among those of the plane, token after token. tokens:
     tokens of the request. ROW: units moved per token. SLICES, PLANES: numbers of slices and planes in the span.
     """
     if SLICES == 1:

@@ -1,4 +1,6 @@
-"""Where the bytes of a KV cache lie: the layout that all planes share, and the pool of pages with that layout."""
+"""Where the bytes of a KV cache lie: the layout that all planes (K or V of one layer) share, and the pool of pages with
+that layout.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +30,12 @@ class KvLayout:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head of one token in one plane."""
+        """Bytes of one head of one token in one plane (K or V of one layer)."""
         return self.head_dim * self.dtype.itemsize
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of all heads of one token in one plane."""
+        """Bytes of all heads of one token in one plane (K or V of one layer)."""
         return self.heads * self.head_bytes
 
     @property
@@ -107,7 +109,9 @@ class Pool:
 
 @dataclass(eq=False)
 class MappedPool:
-    """The KV pages of a rank in another process. addresses: where that rank's planes are mapped in this process."""
+    """The KV pages of a rank in another process. addresses: where that rank's planes (K or V of one layer) are mapped
+    in this process.
+    """
 
     addresses: Sequence[int]
     layout: KvLayout

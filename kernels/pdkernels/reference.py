@@ -8,7 +8,7 @@ from pdkernels.layout import KvLayout, Pool
 
 
 def read_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Returns the first tokens of a page list, from one plane: [tokens, heads, head_dim]."""
+    """Returns the first tokens of a page list, from one plane (K or V of one layer): [tokens, heads, head_dim]."""
     page, within = _positions(layout, pages, tokens)
     return plane[page, :, within] if layout.order == "HND" else plane[page * layout.page_size + within]
 
@@ -72,8 +72,8 @@ def push_reference(
 def gather_fp8_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, scales: torch.Tensor, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """Returns the staging span in float8_e4m3. scales: one for each plane. Each plane is divided by its scale, and
-    clamped to the range of e4m3.
+    """Returns the staging span in float8_e4m3. scales: one for each plane (K or V of one layer). Each plane is divided
+    by its scale, and clamped to the range of e4m3.
     """
     heads = pool.layout.check_heads(heads, slices)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in pool.planes])
@@ -93,7 +93,7 @@ def scatter_fp8_reference(
     writers: int = 1,
 ) -> None:
     """Writes a span that gather_fp8_reference made into the pages of a cache in a wider type, such as bf16. Each plane
-    is multiplied by its scale.
+    (K or V of one layer) is multiplied by its scale.
     """
     heads = pool.layout.check_heads(heads, writers)
     shape = (writers, len(pool.planes), tokens, len(heads) // writers, pool.layout.head_dim)

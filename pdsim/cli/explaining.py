@@ -131,8 +131,8 @@ def _explain_tail(
     finished: FinishedRun, metric: TailMetric, percent: float, command: str, *, beside: dict[str, Any], json_: bool
 ) -> None:
     """Prints the groups of the slowest requests by `metric`. percent: percentage of requests that count as slowest.
-    command: explains the run; printed for each group, with a request's number added. beside: further fields of the JSON
-    output.
+    command: explains the run; printed for each group, with a request's number added. beside: fields that the JSON
+    output has in addition to the groups.
     """
     from pdsim.metrics.explanation.tail import tail
     from pdsim.show.terminal.tables import print_tail, tail_json

@@ -91,7 +91,7 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
     """The run folder, below `out`, for each scenario file in `paths`. All folders are checked before the first scenario
-    is simulated. force: True: a run in such a folder may be replaced.
+    is simulated. force: True: a run that one of these folders already has may be replaced.
     """
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)

@@ -1,4 +1,4 @@
-"""Shows saved pages of a server's metrics: a single page, two pages of different times, or pages beside a
+"""Shows saved pages of a server's metrics: a single page, two pages of different times, or pages compared with a
 simulation.
 """
 

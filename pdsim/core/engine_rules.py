@@ -41,21 +41,20 @@ class EngineRules:
     computes_aborted_prompts: bool = False
     """True: a prompt that is aborted after its first chunk is still computed completely."""
     keeps_ranks: bool = False
-    """Place of a retracted request in the queue, among requests of equal priority. True: the request keeps its first
-    place. False: the request moves behind all earlier requests."""
+    """Position of a retracted request in the queue, among requests of equal priority. True: the request keeps its first
+    position. False: the request moves behind all earlier requests."""
     keeps_aborted_places: bool = False
-    """True: an aborted request keeps its place in the decode queue until its turn to get pages comes, or another
-    request arrives."""
+    """True: an aborted request stays in the decode queue until its turn to get pages comes, or another request arrives.
+    """
     runs_aborted_on: bool = True
     """True: a running request that is aborted still gets one more token, and the prefix cache keeps its KV."""
     sorts_at_retraction: bool = True
     """True: a retraction sorts the batch by number of output tokens, highest first; equal requests are sorted by prompt
     length, shortest first."""
     masks_empty_rows: bool = True
-    """A CUDA graph may have more rows than the batch has tokens. True: if each GPU holds whole experts (expert
-    parallelism), the experts do not compute these empty rows. False: they compute them on Blackwell, but not on other
-    GPUs.
-    """
+    """A CUDA graph may compute more tokens than the batch has; the graph's rows beyond the batch are empty. True: if
+    each GPU holds whole experts (expert parallelism), the experts do not compute these empty rows. False: they compute
+    them on Blackwell, but not on other GPUs."""
     num_allocation_kernels: int = 1
     """Number of variants of the kernels that allocate pages. Each kernel serves one number of requests, rounded up to a
     power of two. SGLang 0.5.12 has a variant for each alignment of the list of free pages (mem_cache/allocator.py:434);

@@ -35,19 +35,21 @@ class _End(NamedTuple):
 
 
 class SimulatedEnds:
-    """Tells whether further requests fit, by simulating in which order running requests, and requests that one forward
-    begins, end and free their tokens.
+    """Tells whether a further request fits. Simulates the order in which requests end, and how many tokens each end
+    frees. The requests are the running ones, and those that the forward being filled begins.
     """
 
     def __init__(self, running: Iterable[Growing], ratio: float) -> None:
-        """ratio: a request that may stop at EOS is expected to produce this share of its maximum output."""
+        """running: the requests that run. ratio: a request that may stop at EOS is expected to produce this share of
+        its maximum output; a request that ignores EOS produces all of it.
+        """
         self._running = running
         self._ratio = ratio
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
-        """Returns True if the request fits beside running requests and those in `begun`, which the forward has begun
-        already.
+        """Returns True if the request fits together with the running requests and those in `begun`: requests that the
+        forward being filled has begun before this one.
 
         num_free_tokens: free tokens after the request has its prompt's tokens. Only the first call reads `begun`,
         because each call also remembers its own request.

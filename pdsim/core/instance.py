@@ -96,7 +96,7 @@ class Levels(NamedTuple):
     """Number of requests in transfer. Prefill: computed, but not sent completely. Decode: pages are granted, but KV has
     not arrived completely."""
     num_ready: int = 0
-    """Number of decode requests whose KV is complete, and that wait for a place in the batch."""
+    """Number of decode requests whose KV is complete, and that wait for room in the batch."""
     num_running: int = 0
     """Number of running requests. Prefill: partly computed prompts. Decode: requests in the batch. Aggregated: both
     kinds."""

@@ -718,8 +718,8 @@ class Tell:
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
     """Start the transfer of this unit. A transfer worker is free, and the unit's layers are computed. KV of a staged
-    unit is gathered first. staging_offset_bytes: place of the unit's span in the staging ring; None: the unit is not
-    staged.
+    unit is gathered first. staging_offset_bytes: where the unit's span begins in the staging ring; None: the unit is
+    not staged.
     """
 
     unit: TransferUnit

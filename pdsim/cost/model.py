@@ -73,7 +73,8 @@ class CostSettings(Protocol):
 
 
 LEAST_TILES = 4
-"""Matrix kernels compute a forward in their largest tiles if it has more tokens than this number of tiles."""
+"""Matrix kernels use their largest tiles (`tiled`) only for a forward with more tokens than this number of largest
+tiles holds. They compute shorter forwards in smaller tiles."""
 
 
 def tiled(num_tokens: int, tile_tokens: int) -> int:
@@ -82,7 +83,7 @@ def tiled(num_tokens: int, tile_tokens: int) -> int:
     tiles.
 
     SGLang's kernels for fp8 on Hopper compute tiles of 256 tokens from 1,025 tokens on (sgl-kernel 0.4,
-    csrc/gemm/fp8_gemm_kernel.cu, sm90_fp8_dispatch_shape). vLLM's kernels have such tiles, too
+    csrc/gemm/fp8_gemm_kernel.cu, sm90_fp8_dispatch_shape). vLLM's kernels have tiles of this size, too
     (scaled_mm_sm90_fp8_dispatch.cuh).
     """
     return num_tokens if num_tokens <= LEAST_TILES * tile_tokens else -(-num_tokens // tile_tokens) * tile_tokens

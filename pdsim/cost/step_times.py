@@ -40,12 +40,14 @@ class Graphs(NamedTuple):
     sizes: Sequence[int]
     """Captured batch sizes, ascending."""
     launch_ns: float
-    """Time in ns of launching all kernels of a step that has no graph. Such a step takes at least this time."""
+    """Time in ns of launching all kernels of a step that has no graph. A step without a graph takes at least this time.
+    """
     empty_row_kv: float = 0
-    """Time of one empty row of a graph, divided by the time in which an occupied row reads its KV."""
+    """A graph computes a fixed number of requests, its rows. Rows beyond the batch are empty. This is the time of one
+    empty row, divided by the time in which the row of a request reads its KV."""
     has_free_rows: bool = False
-    """True: empty rows of a graph take no time besides that of their KV. This holds if all empty rows choose the same
-    experts, or if experts do not compute empty rows."""
+    """True: a graph's empty rows (rows without a request) take no time besides that of their KV. This holds if all
+    empty rows choose the same experts, or if experts do not compute empty rows."""
 
     def size(self, num_requests: int) -> int | None:
         """Returns the smallest captured batch size that holds num_requests requests. None: no graph is large enough."""
@@ -53,8 +55,8 @@ class Graphs(NamedTuple):
         return self.sizes[index] if index < len(self.sizes) else None
 
     def num_computed(self, num_requests: int) -> int:
-        """Returns the number of rows that a step of num_requests requests computes. This includes empty rows of the
-        step's graph unless has_free_rows.
+        """Returns the number of requests that a step with num_requests requests computes. If the step runs in a graph,
+        this includes the graph's empty rows (rows without a request), unless has_free_rows.
         """
         return num_requests if self.has_free_rows else self.size(num_requests) or num_requests
 
@@ -95,7 +97,8 @@ class DecodeHostOverhead(NamedTuple):
     """Additional host time in ns of each prefill forward, in an instance whose scheduler loop runs both prefill and
     decode."""
     launch_ns: float = 0
-    """Time in ns of launching a prefill forward in such an instance. A forward ends no earlier than its launch."""
+    """Time in ns of launching a prefill forward, in an instance whose scheduler loop runs both prefill and decode. A
+    forward ends no earlier than its launch."""
     launches_ahead: bool = False
     """True: the launch of a forward directly behind another forward begins while that forward runs."""
 
@@ -210,7 +213,7 @@ class StepTimes:
     """Cost model of decode steps."""
     drafting: Drafting = NO_DRAFTING
     graphs: Graphs | None = None
-    """CUDA graphs of decode steps. None: steps are timed without graphs and empty rows."""
+    """CUDA graphs of decode steps. None: steps run without graphs, and compute only their own requests."""
     waves: AttentionWaves | None = None
     """Waves of decode attention. None: the time per KV token is the same for all batch sizes."""
     host_overhead: DecodeHostOverhead = NO_HOST_OVERHEAD
@@ -304,12 +307,16 @@ class StepTimes:
         return line.later(self.swaps.step_ns(step, line.base >> FRACTION_BITS))
 
     def num_computed(self, num_requests: int) -> int:
-        """Number of tokens that a decode step computes, including draft tokens and empty rows of its CUDA graph."""
+        """Number of tokens that a decode step computes, including draft tokens, and the empty rows of its CUDA graph
+        (rows without a request).
+        """
         num_rows = num_requests if self.graphs is None else self.graphs.num_computed(num_requests)
         return num_rows * self.drafting.tokens
 
     def pads(self, num_requests: int) -> bool:
-        """True if the batch runs in a CUDA graph whose empty rows take the time of requests."""
+        """True if the batch runs in a CUDA graph whose empty rows (rows without a request) take as much time as
+        requests.
+        """
         graphs = self.graphs
         return graphs is not None and not graphs.has_free_rows and graphs.size(num_requests) is not None
 
@@ -331,9 +338,9 @@ class StepTimes:
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
         """Returns the duration of a whole decode step, as a line over the KV tokens that the batch reads.
 
-        line: duration of the target model's forward. The result adds drafting, host work, empty rows of the CUDA graph
-        and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that experts compute,
-        divided by the number of the instance's own tokens; None: 1.
+        line: duration of the target model's forward. The result adds drafting, host work, rows of the CUDA graph
+        without a request, and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that
+        experts compute, divided by the number of the instance's own tokens; None: 1.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)

@@ -141,7 +141,7 @@ def thresholds(policy: CacheAware) -> dict[str, float]:
 
 def pace(client: Any) -> Flags:
     """Options with which a load generator sends requests at the client's rate, or keeps the client's number of requests
-    in flight. Empty: not every load generator has options for such a client. client: an open or a closed loop.
+    in flight. Empty: not every load generator has options for the client. client: an open or a closed loop.
     """
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []

@@ -33,7 +33,9 @@ ENCODE_RULES: dict[str, Rule] = {
     "encode.transport": refused_by_sglang,
     "workload.images": only_equal_images,
 }
-"""Rules of --engine sglang for the scenario's fields on encode instances and images."""
+"""Says what `pdsim launch --engine sglang` does with the scenario's fields on encode instances and images. None:
+commands express the field. Text: any value but the default is refused, for this reason. Function of the value and the
+scenario: returns None if commands express the value, otherwise the reason why it is refused."""
 
 
 def refused_by_vllm(value: str, scenario: Scenario) -> str | None:
@@ -54,7 +56,9 @@ VLLM_ENCODE_RULES: dict[str, Rule] = {
     "encode.transport": refused_by_vllm,
     "workload.images": only_equal_images,
 }
-"""Rules of --engine vllm for the scenario's fields on encode instances and images."""
+"""Says what `pdsim launch --engine vllm` does with the scenario's fields on encode instances and images. None: commands
+express the field. Text: any value but the default is refused, for this reason. Function of the value and the scenario:
+returns None if commands express the value, otherwise the reason why it is refused."""
 
 
 def add_encode_instances(

@@ -62,8 +62,8 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context manager that gives the writer of a journal. Afterwards the writer has the number and the digest of the
-    lines, which the summary keeps as `pdsim.journal`.
+    """Context manager that gives the object that writes a journal. Afterwards this object has the number and the digest
+    of the lines, which the summary keeps as `pdsim.journal`.
     """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 

@@ -34,7 +34,7 @@ class SummaryRow:
     def value(self, summary: Mapping[str, Any]) -> float | None:
         """The row's number in a summary.
 
-        0: the run did not count this quantity. None: the number is not known, or no request has such a time.
+        0: the run did not count this quantity. None: the number is not known, or is a time that no request has.
         """
         value: Any = summary
         for key in self.field.split("."):
@@ -226,8 +226,9 @@ def range_note(summary: Mapping[str, Any]) -> str:
 
 
 def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
-    """Text of a row's range without its unit, such as "1.2 to 3.4". found: ranges by field. beside: values that are
-    shown next to the range; their sizes and the range choose the unit. Empty: the field has no range.
+    """Text of a row's range without its unit, such as "1.2 to 3.4". Empty: the row's field has no range. found: ranges
+    by field. beside: values that are shown next to the range; the unit is chosen by the sizes of these values and of
+    the range.
     """
     if row.field not in found:
         return ""
@@ -236,8 +237,8 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """A note for a number: the text `beside`, then the number's range with its unit, such as "p99 2 s, 1.2 to 3.4 s".
-    field: the number's summary field. found: ranges by field. Without a range: `beside` alone.
+    """A note for a number: a text, then the number's range with its unit, such as "p99 2 s, 1.2 to 3.4 s". Without a
+    range: the text alone. field: the number's summary field. found: ranges by field. beside: the text.
     """
     if field not in found:
         return beside

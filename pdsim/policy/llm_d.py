@@ -1,5 +1,5 @@
-"""The endpoint picker of llm-d. A filter excludes instances, weighted scorers score the others, and the highest score
-wins.
+"""The endpoint picker of llm-d. A filter excludes instances, weighted scorers score the remaining instances, and the
+highest score wins.
 
 Rules of llm-d-router, below pkg/epp/framework/plugins: scheduling/scorer/{prefix/plugin.go,queuedepth/queue.go,
 kvcacheutilization/kvcache_utilization.go,activerequest/active_request.go,tokenload/token_load.go} at 2342697,
@@ -37,8 +37,8 @@ class _Sessions(BoundSessions):
     """Time in ns of the last search for sessions to forget."""
 
     def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
-        """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for the others. If the
-        session is new, or its instance is not offered, the score 1 goes to one of the instances with the fewest
+        """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for every other instance. If
+        the session is new, or its instance is not offered, the score 1 goes to one of the instances with the fewest
         sessions, to each of these in turn. ttl_ns: a session is forgotten if this time has passed since its last
         request; 0: never.
         """
@@ -81,8 +81,8 @@ class LlmD:
     cpu_weight: float = 0.8
     """Score of a block in host memory, relative to a block in GPU memory."""
     session_affinity_scorer: float = 0.0
-    """Weight of a score for the instance that served the session's last request: 1 for this instance. Without such an
-    instance, 1 for the instance with the fewest sessions (algorithm session_id_header)."""
+    """Weight of a score for the instance that served the session's last request: 1 for this instance. If the session is
+    new, or this instance is not offered, 1 for the instance with the fewest sessions (algorithm session_id_header)."""
     session_ttl_ns: int = 600 * _SECOND_NS
     """A session is forgotten if this time has passed since its last request arrived. The router looks for such sessions
     every 30 s.

@@ -125,8 +125,8 @@ def _within(wanted: Servers, least: int, most: int) -> Servers:
 
 @dataclass
 class SpareSaturation:
-    """Adds a server to a role whose servers have little spare capacity, and removes a server if the others would still
-    have enough. This is the first analyzer of llm-d's Workload Variant Autoscaler
+    """Adds a server to a role whose servers have little spare capacity, and removes a server if the role's remaining
+    servers would still have enough. This is the first analyzer of llm-d's Workload Variant Autoscaler
     (llm-d-incubation/workload-variant-autoscaler, commit 36587f8, `internal/saturation/analyzer.go`). Numbers stay the
     same while a server starts or changes its role (`CalculateSaturationTargets`).
 

@@ -85,7 +85,7 @@ class RandomOrder:
 
 
 Rank = tuple[float, ...]
-"""Place of a prompt in the sorted queue. Lower ranks go first. Prompts of equal rank keep their order."""
+"""Sort key of a prompt in the queue. Lower ranks go first. Prompts of equal rank keep their order."""
 
 
 def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[QueuedPrefill, int, bool]]:

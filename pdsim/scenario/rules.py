@@ -103,8 +103,8 @@ def _of_divided_kv(scenario: "Scenario") -> str:
 
 
 def _of_hisparse(scenario: "Scenario") -> str:
-    """Names a setting that SGLang or pdsim lacks beside HiSparse. Empty: there is none. Models and sizes are checked
-    when the scenario is resolved.
+    """Names a setting that SGLang or pdsim cannot combine with HiSparse. Empty: there is none. Models and sizes are
+    checked when the scenario is resolved.
     """
     decode, network = scenario.decode, scenario.network
     if decode is None or decode.hisparse is None:
@@ -232,8 +232,9 @@ def _of_ranks_with_stages(scenario: "Scenario") -> str:
 
 
 def _not_modelled(where: str, beside: Mapping[str, bool]) -> str:
-    """A message that pdsim does not model the setting `where` together with another setting, the first that is given.
-    beside: other settings, each with True if the scenario gives it. Empty: the scenario gives none of them.
+    """A message that pdsim does not model the setting `where` together with another setting. Empty: the scenario gives
+    none of the other settings. beside: the other settings, each with True if the scenario gives it; the message names
+    the first that is given.
     """
     found = next((field for field, is_given in beside.items() if is_given), "")
     return f"pdsim does not model {where} beside {found}; leave one of the two out" if found else ""
@@ -247,7 +248,7 @@ def _is_lmcache(servers: "ServerSettings") -> bool:
 
 
 def _of_encoding(scenario: "Scenario") -> str:
-    """Names a setting that the engine lacks or that pdsim does not model beside encode instances. Empty: there
+    """Names a setting that the engine lacks or that pdsim does not model together with encode instances. Empty: there
     is none.
     """
     if scenario.encode is None:

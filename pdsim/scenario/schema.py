@@ -77,8 +77,8 @@ def a_name(value: Any) -> Any:
 
 def by_role(value: Any) -> Any:
     """Expands the settings of one component, NAME or {use: NAME, ...}, to {prefill: ..., decode: ...} with equal
-    settings for both roles. A key `measured` stands beside prefill and decode in the result. Other values are returned
-    unchanged.
+    settings for both roles. If the settings have a key `measured`, this key stands next to prefill and decode in the
+    result. A value that is neither a name nor a mapping with `use` is returned unchanged.
     """
     if isinstance(value, dict) and "use" in value:
         one = {key: setting for key, setting in value.items() if key != "measured"}
@@ -89,7 +89,8 @@ def by_role(value: Any) -> Any:
 
 def of_all_groups(value: Any) -> Any:
     """Expands `fastest` or `slowest`, the ends of the range of step times, to a mapping from each group of times
-    (GROUPS) to this end. Other values than texts are returned unchanged. Raises ValueError for other texts.
+    (GROUPS) to this end. A value that is not a text is returned unchanged. Raises ValueError for a text that is neither
+    `fastest` nor `slowest`.
     """
     if not isinstance(value, str):
         return value
@@ -99,8 +100,8 @@ def of_all_groups(value: Any) -> Any:
 
 
 def of_kind(value: Any) -> Any:
-    """Expands the name of a kind, such as `dynamo`, to {kind: NAME}, the settings of a front end of this kind. Other
-    values are returned unchanged.
+    """Expands the name of a kind, such as `dynamo`, to {kind: NAME}, the settings of a front end of this kind. A value
+    that is not a text is returned unchanged.
     """
     return {"kind": value} if isinstance(value, str) else value
 

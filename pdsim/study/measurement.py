@@ -60,8 +60,11 @@ class Measurement(NamedTuple):
 
 
 def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
-    """The measurement of these groups of step times (prefill, decode, outside), at these sizes. The scenario names the
-    model. None: `groups` is empty.
+    """Says how to measure the step times that would make a prediction more precise. None: `groups` is empty.
+
+    groups: which times to measure: "prefill" (forwards), "decode" (steps) or "outside" (the part of TTFT outside GPUs,
+    which the TTFT of one short prompt shows). scenario: names the model. sizes: mean sizes in the predicted run;
+    measured prompts and decode batches get about these sizes.
     """
     deciding = [group for group in GROUPS if group in set(groups)]
     if not deciding:

@@ -96,8 +96,8 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
     """The difference of the number that `row` of the summary shows, between two runs. Shares: the absolute difference.
     Other numbers: relative to the first run. None: the number is not known, or is 0 in the first run.
 
-    runs: pairs of the number in the first and in the second run. The first pair is of the runs themselves, the others
-    are of their repetitions.
+    runs: pairs of the number in the first and in the second run. The first pair is of the runs themselves, all further
+    pairs are of their repetitions.
     """
     if any(one is None or other is None for one, other in runs):
         return None

@@ -42,8 +42,8 @@ def _data(base: Base, changes: Changes) -> dict[str, Any]:
 
 
 def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario | None:
-    """The scenario that the fields `own` of a file make with the changes `given`, in the notation of --set. None: such
-    a scenario is not possible.
+    """The scenario that the fields `own` of a file make with the changes `given`, in the notation of --set. None: the
+    changed fields are no valid scenario.
     """
     data = deepcopy(dict(own))
     try:

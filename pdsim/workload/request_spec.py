@@ -76,8 +76,8 @@ class Workload(Protocol):
 
 
 class Streams:
-    """Reproducible random generators, one for each purpose. A further draw from one generator does not change what the
-    others yield.
+    """Reproducible random generators, one for each purpose. A further draw from one generator does not change the
+    numbers of other generators.
     """
 
     def __init__(self, seed: int) -> None:

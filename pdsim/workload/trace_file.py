@@ -141,7 +141,7 @@ def _flatten(fields: Mapping[str, Any], into: dict[str, Any]) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """Yields the records of a file of JSON lines. A Parquet file counts as such a file: each row is a record."""
+    """Yields the records of a file of JSON lines, or of a Parquet file, in which each row is a record."""
     if is_parquet(path):
         yield from parquet_rows(path)
         return

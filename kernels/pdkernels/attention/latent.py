@@ -13,7 +13,8 @@ from pdkernels.attention.shares import DecodeWorkspace, share_of, store_part
 
 _LOG2_E = 1.4426950408889634
 _ROWS = 16
-"""Query heads per program: as many as a tensor core needs, and no more than registers hold beside a tile of latents."""
+"""Query heads per program: as many as a tensor core needs, and no more than registers hold together with a tile of
+latents."""
 _BLOCK_TOKENS = 32
 
 

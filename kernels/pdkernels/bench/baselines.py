@@ -1,6 +1,7 @@
-"""Other ways to gather or scatter: a plain Triton kernel per plane, torch index operations, copy engines. `side` is
-gather or scatter. Each function returns calls that do the same work as our kernel on the same bytes: one call for each
-pair of Memory.rotation. A writer is a prefill rank that sends to this rank; a gather counts as one writer.
+"""Other ways to gather or scatter: a plain Triton kernel per plane (K or V of one layer), torch index operations, copy
+engines. `side` is gather or scatter. Each function returns calls that do the same work as our kernel on the same bytes:
+one call for each pair of Memory.rotation. A writer is a prefill rank that sends to this rank; a gather counts as one
+writer.
 """
 
 import ctypes
@@ -29,7 +30,8 @@ def plain_kernel(
     TO_STAGING: tl.constexpr,
     ELEMENTS: tl.constexpr,
 ):
-    """Copies one plane of one writer, one element at a time, as the simplest kernel would.
+    """Copies the part of one plane (K or V of one layer) that one writer (a prefill rank) sends, one element at a time,
+    as the simplest kernel would.
 
     slots: slot of each token. elements: number of elements to copy. ROW: elements of a token that are copied. STRIDE:
     elements of a token in the plane. TO_STAGING: True: copies from the plane to staging; False: back. ELEMENTS:
@@ -46,15 +48,16 @@ def plain_kernel(
 
 
 def plain_triton(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns one call for each page list of `memory`. Each call launches plain_kernel once for each plane and, if side
-    is "scatter" instead of "gather", for each writer.
+    """Returns one call for each page list of `memory`. Each call launches plain_kernel once for each plane (K or V of
+    one layer) and, if side is "scatter" instead of "gather", for each writer (a prefill rank that sends to this rank).
     """
     return [_per_slice(case, memory, side, pages, offset, _plain_slice) for pages, offset in memory.rotation()]
 
 
 def torch_index(case: Case, memory: Memory, side: str) -> list[Call]:
     """Returns one call for each page list of `memory`. Each call uses index_select (side "gather") or index_copy (side
-    "scatter"), once for each plane and, when scattering, for each writer.
+    "scatter"), once for each plane (K or V of one layer) and, when scattering, for each writer (a prefill rank that
+    sends to this rank).
     """
     return [_per_slice(case, memory, side, pages, offset, _index_slice) for pages, offset in memory.rotation()]
 
@@ -63,8 +66,9 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
-    """Returns a function that moves one request, with a call of `move` for each plane and writer. side: "gather" or
-    "scatter". pages: the request's page list. offset: beginning of the request in staging, in bytes.
+    """Returns a function that moves one request, with a call of `move` for each plane (K or V of one layer) and, if
+    side is "scatter" instead of "gather", for each writer (a prefill rank that sends to this rank). pages: the
+    request's page list. offset: beginning of the request in staging, in bytes.
     """
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1
@@ -109,8 +113,10 @@ def _slots(case: Case, pages: torch.Tensor) -> torch.Tensor:
 
 
 def copy_engine(case: Case, memory: Memory, side: str) -> list[Call]:
-    """Returns one call for each page list of `memory`. Each call uses cudaMemcpy2DAsync, once per page, plane and
-    writer. side: "gather" or "scatter". A copy engine copies some heads of each token.
+    """Returns one call for each page list of `memory`, which copies the list's KV with cudaMemcpy2DAsync. side:
+    "gather" copies from pages to staging, "scatter" from staging to pages. Each plane (K or V of one layer) of each
+    page takes one copy. When scattering, each writer (a prefill rank that sends to this rank) has copies of its own,
+    for its share of the heads.
     """
     copy_2d = _runtime().cudaMemcpy2DAsync
     pool = memory.pool
@@ -159,8 +165,8 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
     """Returns one call for each page list of `memory`. Each call uses cudaMemcpyBatchAsync. side: "gather" copies from
     pages to staging, "scatter" from staging to pages.
 
-    A call copies a range of bytes for each page and plane. If several writers (prefill ranks that send to this rank)
-    share a token's row, it copies a range for each token, plane and writer.
+    A call copies a range of bytes for each page and plane (K or V of one layer). If several writers (prefill ranks that
+    send to this rank) share a token's row, it copies a range for each token, plane and writer.
     """
     batch = _runtime().cudaMemcpyBatchAsync
     stream = torch.cuda.Stream()  # the call refuses the default stream
@@ -187,8 +193,8 @@ def copy_batch(case: Case, memory: Memory, side: str) -> list[Call]:
 
 def ranges(case: Case, memory: Memory, side: str, pages: np.ndarray, base: int) -> tuple[np.ndarray, ...]:
     """Returns three arrays over all ranges of one request, in the order of staging: addresses in pages, addresses in
-    staging, bytes. side: "gather" or "scatter"; only a scatter has a range for each writer. pages: the request's page
-    list. base: address of the request in staging.
+    staging, bytes. side: "gather" or "scatter"; only a scatter has a range for each writer (a prefill rank that sends
+    to this rank). pages: the request's page list. base: address of the request in staging.
     """
     writers = case.writers if side == "scatter" else 1
     run = case.page_size if writers == 1 else 1  # tokens that lie together for one writer

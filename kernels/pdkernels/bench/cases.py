@@ -95,9 +95,9 @@ _MOST_ROTATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A pool with its staging buffer. pages: page lists. offsets: begin of each page list's place in staging, in bytes.
-    Successive calls of a measurement take turns over several page lists, each with its own place in staging, so that no
-    call finds its data in L2.
+    """A pool with its staging buffer. pages: page lists. offsets: where each page list's span of staging begins, in
+    bytes. Successive calls of a measurement take turns over several page lists, each with its own span of staging, so
+    that no call finds its data in L2.
     """
 
     pool: Pool

@@ -86,7 +86,9 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    """Returns a number rounded to four significant digits; from 1,000 on, to tenths. Other values stay as they are."""
+    """Returns a number rounded to four significant digits; from 1,000 on, to tenths. A value that is not a float is
+    returned unchanged.
+    """
     if not isinstance(value, float):
         return value
     return f"{value:.4g}" if value < 1000 else f"{value:.1f}"

@@ -73,7 +73,7 @@ def _jobs(arena: Arena, cases: list[Case]) -> Iterator[Job]:
 
 
 def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) -> Job:
-    """Returns the job that compiles a gather or scatter. slices: number of target ranks (gather) or of writers
+    """Returns the job that compiles a gather or scatter. slices: number of target ranks (gather) or of source ranks
     (scatter).
     """
     ready = copy.ready(memory.pool, None, slices, tiling, limited=False, batched=False)

@@ -1,4 +1,5 @@
-"""Scatter: staging spans of several writers into the pages of a cache with another head layout, in one launch.
+"""Scatter: staging spans of several writers (source ranks) into the pages of a cache with another head layout, in one
+launch.
 
 The kernel does the same as reference.scatter_reference. Like the gather, it reads and writes each payload byte once.
 
@@ -78,7 +79,7 @@ def scatter(
     tiling: Tiling | None = None,
     programs: int | None = None,
 ) -> None:
-    """Scatters one request from the staging span that its writers filled.
+    """Scatters one request from the staging span that the source ranks filled.
 
     Args:
         pool: target pages.

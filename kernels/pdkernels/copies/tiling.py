@@ -14,7 +14,8 @@ class Tiling:
     """How a copy is divided.
 
     Attributes:
-        units: number of 16-byte units, of one plane, that a program copies in one step. A power of two.
+        units: number of 16-byte units, of one plane (K or V of one layer), that a program copies in one step. A power
+            of two.
         warps: number of warps of a program.
 
     """
@@ -30,8 +31,8 @@ FEW_PROGRAMS = Tiling(units=1024, warps=8)
 
 
 def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:
-    """Returns the grid [tiles, requests, planes]: one program for each tile of each plane, but at most `programs`
-    programs per request. None: no limit.
+    """Returns the grid [tiles, requests, planes]: one program for each tile of each plane (K or V of one layer), but at
+    most `programs` programs per request. None: no limit.
     """
     if programs is None or programs >= tiles * planes:
         return tiles, requests, planes

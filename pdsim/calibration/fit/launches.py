@@ -25,7 +25,7 @@ def with_launches(measurements: Measurements) -> Measurements:
 
 
 def launch_ns(prefill: FittedForm) -> float | None:
-    """Time in ns of launching a forward. None: the rows do not show it."""
+    """Time in ns of launching a forward. None: the measured rows do not show it."""
     return prefill.values["least"] + prefill.values["launch"] if prefill.values.get("launch") else None
 
 

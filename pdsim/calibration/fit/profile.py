@@ -32,7 +32,7 @@ from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES, ModelSpec
 
 TABLE_ABOVE = 0.05
-"""If the mean error on held-out rows exceeds this, a table is tried in place of straight lines."""
+"""If the mean error on held-out measurements exceeds this, a table is tried instead of straight lines."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
@@ -52,9 +52,8 @@ LEAST_NS = 1e-6
 """Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
 _LONG_TOKENS = 1024
 _TILE_TOKENS = 256
-"""Matrix kernels compute tiles of up to this many rows, and one row more needs another wave of tiles. With fp8 on an
-H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048 tokens 31 ms (experiments/sglang-llama).
-"""
+"""Matrix kernels compute tiles of up to this many tokens, and one token more needs another wave of tiles. With fp8 on
+an H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048 tokens 31 ms (experiments/sglang-llama)."""
 _MOSTLY_ROUND = 0.9
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
@@ -88,7 +87,7 @@ def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above
     """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing, if the
     GPU is not in the catalog, or if scipy is not installed.
 
-    gpu: name of the GPU in the catalog. table_above: mean error on held-out rows above which a table is tried in place
+    gpu: name of the GPU in the catalog. table_above: mean error on held-out rows above which a table is tried instead
     of straight lines.
     """
     if find_spec("scipy") is None:
@@ -139,7 +138,8 @@ class _Known(NamedTuple):
     has_experts: bool
     """True: the model has routed experts."""
     tile_tokens: int | None
-    """Number of tokens in a tile of matrix products. None: the rows do not name their GPU, or their data type."""
+    """Number of tokens in a tile of matrix products. None: the measured rows do not name their GPU, or their data type.
+    """
 
     @classmethod
     def of(cls, gpu: str | None, models: Sequence[ModelSpec], dtypes: Sequence[str]) -> "_Known":
@@ -232,9 +232,10 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
 
 
 def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
-    """Returns two functions from rows to a formula (Form) for the times of prefill or decode: one with straight lines,
-    one with a table. known: catalog data on the measured model and GPU. For a model with experts, empty rows of a CUDA
-    graph take no time, because they all choose the same experts (experiments/expert-parallel-two-h200).
+    """Returns two functions from measured rows to a formula (Form) for the times of prefill or decode: one with
+    straight lines, one with a table. rows: the measured rows. known: catalog data on the measured model and GPU. For a
+    model with experts, padding takes no time (requests that a CUDA graph computes beyond the batch), because all of it
+    chooses the same experts (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]
     fixed: dict[str, Any] = {"has_free_rows": known.has_experts}
@@ -315,8 +316,8 @@ def _decode(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _graphs(fitted: FittedForm) -> dict[str, Any]:
-    """Fields of the profile about CUDA graphs, if every row names the size of its graph; else none. Larger batches are
-    assumed to run in larger graphs.
+    """Fields of the profile about CUDA graphs, if every measured decode row names the size of its graph; else none.
+    Larger batches are assumed to run in larger graphs.
     """
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():
@@ -413,7 +414,7 @@ def _ranges(measurements: Measurements) -> dict[str, list[float]]:
 
 
 def _described(fitted: FittedForm) -> dict[str, Any]:
-    """Describes a fit in the profile: its rows, its errors, and its coefficients in ns."""
+    """Describes a fit in the profile: its measured rows, its errors, and its coefficients in ns."""
     return {
         "form": fitted.form.name,
         "rows": len(fitted.rows),

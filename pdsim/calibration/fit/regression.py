@@ -47,7 +47,7 @@ class Form:
     name: str
     terms: dict[str, Term]
     shape: tuple[str, ...]
-    """Columns that define the shape of a row. Rows of one shape are held out together."""
+    """Columns that define the shape of a measured row. Rows of one shape are held out together."""
     least: dict[str, Term] = field(default_factory=dict)
     """Terms of the host's time. A forward takes at least their sum, because the host works while the GPU computes."""
     overlap: float | None = None
@@ -55,7 +55,7 @@ class Form:
     wave_tokens: int = 1
     tile_tokens: int = 1
     has_free_rows: bool = False
-    """True: empty rows of a CUDA graph count only in per_empty_row_token. False: they also count as requests."""
+    """True: a CUDA graph's rows without a request count only in per_empty_row_token. False: also as requests."""
     by_ratio: bool = False
     """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
     are relative to the measured time, so that half the time is less wrong than twice. Times that a client measures may
@@ -247,13 +247,13 @@ def _batch(columns: Columns) -> Floats:
 
 
 def _padded_batch(columns: Columns) -> Floats:
-    """Number of tokens that each step computes, including those of the empty rows of its CUDA graph."""
+    """Number of tokens that each step computes, including those of its CUDA graph's rows without a request."""
     return np.maximum(columns["batch"], columns.get("graph", 0)) * columns.get("verified", 1)
 
 
 def _empty_rows(rows: Rows) -> dict[str, Term]:
-    """A term for the time of the empty rows of CUDA graphs: KV tokens that the empty rows would read if each had as
-    much KV as the batch's rows have on average. Empty: no step had empty rows.
+    """A term for the time of a CUDA graph's rows without a request: KV tokens that these rows would read if each had as
+    much KV as the batch's requests have on average. Empty: all rows of all graphs had requests.
     """
 
     def tokens(columns: Columns) -> Floats:
@@ -295,7 +295,7 @@ class FittedForm:
     values: dict[str, float]
     """The fitted coefficients in ns, in the order of the form's terms."""
     num_shapes: int
-    """Number of groups of rows with about equal sizes (Form.shape)."""
+    """Number of groups of measured rows with about equal sizes (Form.shape)."""
     held_out: Floats
     """Relative error of the fit for each row, if the row's shape is held out. Positive: the fit is too high."""
 

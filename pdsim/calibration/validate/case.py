@@ -1,4 +1,4 @@
-"""A study with measurements: `measured.yaml` beside a scenario.
+"""A study with measurements: `measured.yaml` in the folder of a scenario.
 
 scenario: scenario.yaml
 source: origin of the numbers

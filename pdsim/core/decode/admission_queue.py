@@ -213,7 +213,7 @@ class AdmissionQueue:
         return self.uncomputed.pop(request_id, None) is not None
 
     def has_aborted(self, request_id: int) -> bool:
-        """True if the request has been aborted and still keeps its place in the queue."""
+        """True if the request has been aborted and still stands in the queue."""
         return self._num_aborted > 0 and any(r.request_id == request_id and r.is_aborted for r in self.queued)
 
     def withdraw(self, request_id: int) -> DecodeRequest | None:
@@ -295,7 +295,7 @@ class Releases:
 
 
 class ReadyQueue:
-    """Requests of a decode instance that wait for a place in the batch. Their KV is complete.
+    """Requests of a decode instance that have complete KV, and wait until the batch has room for them.
 
     Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch. Requests of equal priority
     leave by rank, in the order in which they first became ready. keeps_ranks: True: a retracted request keeps its rank.

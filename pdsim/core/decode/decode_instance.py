@@ -59,7 +59,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         self.ready = ReadyQueue(keeps_ranks=limits.rules.keeps_ranks)
         self._max_transferring = limits.max_transferring
         self._arrived: set[int] = set()
-        """Requests in `transferring` whose KV has arrived. next_step handles them, and staging cells."""
+        """Requests in `transferring` whose KV has arrived in its pages. next_step handles them."""
         self._loading: set[int] = set()
         """Requests whose cached KV is being loaded from host memory."""
         self._asked: AskedOutputs[DecodeRequest] = AskedOutputs(instance_id, self.batch, cache)

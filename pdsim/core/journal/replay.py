@@ -22,7 +22,7 @@ def replay(
     whose result differs, that raises an error, or whose instance is unknown.
 
     instances: new instances by id. restarted: function that gets the id of an instance that died in the recorded run,
-    and makes an instance in its place; None: raises ReplayError at such a death.
+    and makes an instance in its place; None: raises ReplayError if an instance died in the recorded run.
     """
     machines, count = dict(instances), 0
     for entry in entries:

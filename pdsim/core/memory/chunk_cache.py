@@ -63,9 +63,10 @@ class EvictionOrder:
         self._order: OrderedDict[int, None] = OrderedDict()
         self._holders: Counter[int] = Counter()
         self._passed: dict[int, int] = {}
-        """Keys that were next while somebody held them, and their places in the order. All are before _order."""
+        """Keys that were next while somebody held them, each with its position in the order. All are before the keys of
+        _order."""
         self._released: list[tuple[int, int]] = []
-        """Heap of passed keys that nobody holds since, each behind its place in the order."""
+        """Heap of passed keys that nobody holds since, as pairs (position in the order, key)."""
         self._num_passed = 0
 
     def use(self, key: int) -> None:
@@ -245,7 +246,7 @@ class ChunkCache:
         return True
 
     def _make_places(self, num_chunks: int) -> list[int]:
-        """Returns the places in host memory of at most num_chunks newly allocated chunks. Evicts least recently used
+        """Allocates at most num_chunks chunks of host memory, and returns their indices. Evicts least recently used
         chunks if needed.
         """
         places: list[int] = []

@@ -25,7 +25,8 @@ class Lease:
     """A request's page table, and the lock on its prefix in the cache.
 
     node: last node of the locked prefix; None: no prefix cache. table: page ids in the order of the request's tokens.
-    num_shared: number of the table's first pages that the prefix cache owns; the request owns the others.
+    num_shared: number of the table's first pages that the prefix cache owns; the request owns all other pages of the
+    table.
     """
 
     node: Node | None = None

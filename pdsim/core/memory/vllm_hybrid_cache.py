@@ -3,7 +3,7 @@
 States and KV share one pool of blocks. A state takes one block for each group of layers. An instance that computes a
 prompt keeps the state at the prompt's last block boundary. It also keeps a state where a cached prefix without a state
 ends, because another prompt continues differently from there (mamba_cache_mode align, prefix_cache_retention_interval
-0). Every usable cached prefix ends at such a state. Unused states and KV are evicted in the order in which they became
+0). Every usable cached prefix ends at a kept state. Unused states and KV are evicted in the order in which they became
 unused.
 
 Source: vLLM 0.33.0, v1/core/single_type_kv_cache_manager.py:1428 (MambaManager), v1/core/kv_cache_coordinator.py:805,

@@ -315,8 +315,8 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_beside(self) -> int:
-        """Number of places that the present micro-batch cannot have: those of other micro-batches' requests, and of
-        ended requests that still hold pages.
+        """Number of requests by which the present micro-batch must be smaller than the maximum: requests of other
+        micro-batches, and ended requests that still hold pages.
         """
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 

@@ -61,9 +61,7 @@ class Forward:
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """Fills the forwards of one instance. Holds the waiting prompts and the begun prompts. Prefill policies see this
-    object.
-    """
+    """Fills the forwards of one instance. Holds waiting and begun prompts. Prefill policies see this object."""
 
     def __init__(
         self,
@@ -339,8 +337,10 @@ class ForwardBuilder(Generic[RequestT]):
         return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Locks the prompt's cached prefix, and adds its first chunk to the forward. Returns "slots" or "pages" if the
-        prompt lacks these; "" if the forward has no room; None: the caller may try the next prompt.
+        """Adds the prompt's first chunk to the forward, and locks its cached prefix. Returns None if this was done, or
+        if a prefetch of the prompt's KV is under way: the next prompt may be tried. Otherwise nothing was added; the
+        result is "slots" or "pages" if the prompt lacks these, or "" if the forward is full. Raises PolicyError for a
+        wrong pick.
         """
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:

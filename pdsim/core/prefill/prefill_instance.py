@@ -173,7 +173,9 @@ class PrefillInstance:
         return step, commands
 
     def _begin_sending(self, request: PrefillRequest, now_ns: int) -> list[m.Command]:
-        """Asks for staging cells, and sends the cached prefix unless a forward under way still computes it."""
+        """Asks for room in the decode rank's staging ring, and sends the cached prefix unless a forward under way still
+        computes it.
+        """
         asked, cached = self._planner.ask_staging(request), self._planner.with_cached(request, now_ns)
         if cached and self._builder.reads_unwritten(request):
             self._unwritten, cached = self._unwritten + cached, []

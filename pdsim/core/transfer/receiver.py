@@ -152,9 +152,9 @@ class Receiver:
         return [*self._free(m.FreeCells(cells)), m.Tell(self._decode_id, abort)]
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Gives up all requests of a prefill instance that has failed. If it has restarted already, begins a timeout
-        for each of them instead. The decode instance does not do this, because it may have restarted, and may not know
-        all transfers.
+        """Gives up all requests whose KV a failed prefill instance was sending. If the instance has restarted already,
+        begins a timeout for each of these requests instead. The receiver gives requests up, and not the decode
+        instance, because the decode instance may itself have restarted, and then knows only some of the transfers.
         """
         self._strangers.add(down.instance_id)
         commands: list[m.Command] = []

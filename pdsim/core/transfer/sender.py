@@ -11,8 +11,8 @@ lost       TransferLost came -> Abort here, KvLost there           as failed, bu
 stopped    StopSending came -> KvSent here, Abort there            after the unit under way has ended
 
 "Here" is the prefill instance, "there" the decode instance or its receiver. Messages reach the workers at once; they do
-not wait for the instance's loop. A unit that is not ready lets later units of other requests pass. SGLang puts such a
-chunk back at the tail of its queue, and tries again within 1 ms.
+not wait for the instance's loop. A unit that is not ready lets later units of other requests pass. SGLang puts a chunk
+that is not ready back at the tail of its queue, and tries again within 1 ms.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The staging memory of one decode rank: a ring of bytes. Spans of the ring are lent before their bytes are free.
 
-The writer of a span learns the span's position first, and must wait until the bytes are free: `may_write`. The
-watermark tells which bytes are free: all before the start of the oldest span that is still lent. Spans become free in
-the order of lending. If a span does not fit into the tail of the ring, the tail stays unused in this round (SGLang
-0.5.23, disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
+The prefill rank that writes to a span learns the span's position first, and must wait until the bytes are free:
+`may_write`. The watermark tells which bytes are free: all before the start of the oldest span that is still lent. Spans
+become free in the order of lending. If a span does not fit into the tail of the ring, the tail stays unused in this
+round (SGLang 0.5.23, disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).
 """
 
 from collections import deque
@@ -18,7 +18,8 @@ class StagingPlan:
     """Sizes of staging memory (SGLang 0.5.23, staging_handler.py)."""
 
     cell_pages: int
-    """Maximum pages of a staging cell: the number of pages that one forward can compute."""
+    """Maximum pages of a staging cell (KV that is sent through the ring together): the number of pages that one forward
+    can compute."""
     buffer_bytes: int | None
     """Size in bytes of a prefill worker's staging buffer. A request whose cells are larger is sent as slices of pages.
     None: every cell fits."""
@@ -80,7 +81,7 @@ class StagingRing:
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
         """Lends a span under a key, which the caller later gives to `free`. Earlier holders may still use the span's
-        bytes: the writer must wait until `may_write` is True. None: num_bytes exceeds the whole ring.
+        bytes: who writes to the span must wait until `may_write` is True. None: num_bytes exceeds the whole ring.
         """
         assert key not in self._live, f"{key} holds a span already"
         if num_bytes > self.num_bytes:

@@ -41,7 +41,7 @@ class EncoderCache:
         self._sizes: dict[MediaKey, int] = {}
         """Tokens of each item whose embeddings are kept."""
         self._places: dict[int, dict[int, MediaKey]] = {}
-        """Items whose embeddings a request uses, by place among the request's items, by request id."""
+        """Items whose embeddings requests use: by request id, then by index of the item among the request's items."""
         self._users: dict[MediaKey, set[int]] = {}
         self._unused: OrderedDict[MediaKey, int] = OrderedDict()
         """Tokens of items that are kept and that no request uses. The first is evicted first."""

@@ -210,8 +210,8 @@ class VllmDecodeInstance(DecodeInstance):
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
-        """Moves arrived requests into the batch, in order, until places or pages run out. Returns True if a request
-        joined.
+        """Moves arrived requests into the batch, in order, until slots of the batch or pages run out. Returns True if a
+        request joined.
         """
         ready, joined = self.ready.requests, False
         ready.sort(key=lambda request: (-request.priority, request.entry))
@@ -259,7 +259,9 @@ class VllmDecodeInstance(DecodeInstance):
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Preempts running requests, and adds messages about them, until the others have pages for the next step."""
+        """Preempts running requests, and adds messages about them, until those that still run have pages for the next
+        step.
+        """
         while self._lacks_pages:
             self._preempts = True
             self._preempt(self._preemption_policy.victim(self), commands)

@@ -7,8 +7,8 @@ begun     steps take the part's tokens, and encode its items    on_step_done, al
 Source: vLLM 0.33.0. An encode instance has the scheduler of all servers, without KV and sampling (v1/core/sched/
 scheduler.py:2421). A part is a prompt that has ended when steps have taken all its tokens: begun parts first, then
 waiting parts, up to the tokens of a step, as far as the encoder cache has room. Embeddings are copied to host memory
-beside the next step (ec_connector/cpu/worker/__init__.py, flush_saves), whose size pdsim does not limit. The instance
-answers servers that want to read embeddings between its steps (ec_connector/cpu/session.py, poll_step).
+while the next step runs (ec_connector/cpu/worker/__init__.py, flush_saves), whose size pdsim does not limit. The
+instance answers servers that want to read embeddings between its steps (ec_connector/cpu/session.py, poll_step).
 """
 
 from itertools import chain

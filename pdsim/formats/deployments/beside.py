@@ -1,4 +1,4 @@
-"""Reads a load from a file that is given together with a deployment: a trace, or the result of a client."""
+"""Reads a load from a file that is given together with a deployment: a trace, or the result of a load generator."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,15 @@ _SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
 
 
 def is_beside(path: Path) -> bool:
-    """True if the file is a trace or a result, by its name, or has the report that a client printed."""
+    """True if the file is a trace or a result of a load generator: by its name, or because it has the report that a
+    load generator printed.
+    """
     return path.suffix in _SUFFIXES or is_printed(path)
 
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
-    """The fields `workload` and `client` that follow from a file, and a text with assumptions (empty: none). Raises
-    ConfigError if the file has no load.
+    """Reads a load from a file. Returns (the scenario's fields `workload` and `client`, a text with assumptions; empty:
+    none). Raises ConfigError if the file is neither a trace nor the result of a load generator.
     """
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary

@@ -51,7 +51,7 @@ class Container(Pods):
     engine: str | None = None
     """The program that the chart or the image starts if the command names none. None: not known."""
     model: str | None = None
-    """Model that the chart gives beside the command, by name or path. None: none."""
+    """Model that the chart gives in addition to the command, by name or path. None: the chart gives no model."""
     slices: int = 1
     """Product of the fields `slices` of all objects around the container. Each replica has so many copies of the
     container.

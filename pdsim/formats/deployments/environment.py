@@ -16,8 +16,7 @@ _LMCACHE_GIB = 5
 """Host memory of each rank in GiB if no setting gives it (LMCache 0.5.6, v1/config.py:96)."""
 _WITHOUT_NOTE = (KVBM_GB, "DYN_KVBM_LEADER_", "DYN_KVBM_METRICS", "DYN_KVBM_ENABLE_RECORD")
 """Variables of KVBM, by the beginnings of their names, for which no note says that pdsim does not model them: pdsim
-reads the first, and the others do not change times.
-"""
+reads KVBM_GB, and all other variables with these beginnings do not change times."""
 
 
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:

@@ -397,7 +397,7 @@ _FIELDS = _fields()
 
 
 def _noted_gpus(files: Sequence[Path]) -> Mapping[str, str]:
-    """The GPU of each role, read from the notes that `pdsim launch` writes beside commands."""
+    """The GPU of each role, read from the notes that `pdsim launch` writes in addition to commands."""
     notes = [read_text(path) for path in files if path.suffix == ".txt"]
     return {role: gpu for text in notes for role, gpu in _NOTE.findall(text)}
 

@@ -47,9 +47,8 @@ class Process(Pods):
     words: Sequence[str]
     """The words of the command after the name of the program: its options and their values, in order."""
     written: Mapping[str, str] = field(default_factory=dict)
-    """Files that the shell script itself writes as here-documents (<<EOF), for options that name such a file: text by
-    file name. Empty: it writes none.
-    """
+    """Files that the shell script itself writes as here-documents (<<EOF), for options that name one of these files:
+    text by file name. Empty: the script writes no file."""
 
 
 def read_processes(path: Path) -> list[Process]:
@@ -181,7 +180,10 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 
 
 def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    """The text, in which known variables and default values are replaced. Other variables stay."""
+    """The text with shell variables replaced. $NAME and ${NAME} become the variable's value, and $((A * B)) becomes the
+    product if both numbers are known. ${NAME:-DEFAULT} becomes DEFAULT if `variables` lacks NAME. ${NAME[@]} stays, but
+    gets =LENGTH behind it if the array's length is known. All other variables stay unchanged.
+    """
 
     def value(found: re.Match[str]) -> str:
         name, default, bare = found.groups()

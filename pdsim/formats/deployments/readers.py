@@ -83,7 +83,7 @@ def text_of(value: Value) -> str:
 
 
 def json_of(value: Value) -> Any:
-    """The value as JSON. Raises ValueError for other values."""
+    """Parses the value as JSON. Raises ValueError if the value is not a single text, or if the text is not JSON."""
     try:
         return parse_json(text_of(value), "")
     except InputError:
@@ -91,7 +91,7 @@ def json_of(value: Value) -> Any:
 
 
 def object_of(value: Value) -> dict[str, Any]:
-    """The value as a JSON object. Raises ValueError for other values."""
+    """Parses the value as a JSON object. Raises ValueError if the value is not a single text with a JSON object."""
     found = json_of(value)
     if not isinstance(found, dict):
         raise ValueError("a JSON object")
@@ -99,7 +99,7 @@ def object_of(value: Value) -> dict[str, Any]:
 
 
 def count_of(value: Value) -> int:
-    """The value as a whole number. Raises ValueError for other values."""
+    """Reads the value as a whole number. Raises ValueError if the value is not a single text with a whole number."""
     try:
         return whole(text_of(value))
     except ValueError:
@@ -107,7 +107,9 @@ def count_of(value: Value) -> int:
 
 
 def positive_of(value: Value) -> int:
-    """The value as a whole number above 0. Raises ValueError for other values."""
+    """Reads the value as a whole number. Raises ValueError if the value is not a single text with a whole number above
+    0.
+    """
     found = count_of(value)
     if found < 1:
         raise ValueError("a whole number above 0")
@@ -129,7 +131,7 @@ def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
 
 
 def number_of(value: Value) -> float:
-    """The value as a finite number. Raises ValueError for other values."""
+    """Reads the value as a number. Raises ValueError if the value is not a single text with a finite number."""
     try:
         return finite(text_of(value))
     except ValueError:
@@ -137,7 +139,9 @@ def number_of(value: Value) -> float:
 
 
 def share_of(value: Value) -> float:
-    """The value as a share, above 0 and at most 1. Raises ValueError for other values."""
+    """Reads the value as a share. Raises ValueError if the value is not a single text with a number above 0 and at most
+    1.
+    """
     found = number_of(value)
     if not 0 < found <= 1:
         raise ValueError("a number above 0 and at most 1")
@@ -156,8 +160,8 @@ def is_flag(found: bool) -> Callable[[Value], bool]:
 
 
 def one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
-    """Makes a converter for options with one of the known values. For other values, the converter raises ValueError,
-    which lists the known values.
+    """Makes a converter for options with one of the known values. The converter raises ValueError, which lists the
+    known values, if the option has no value or a value that is not known.
     """
 
     def convert(value: Value) -> Any:

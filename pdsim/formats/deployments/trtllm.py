@@ -41,7 +41,7 @@ class Roles(NamedTuple):
     routers: dict[str, str]
     """Routing policy of each role: pdsim's name of the policy, by prefill or decode."""
     aside: list[str]
-    """Texts on sections and routing policies of the file that pdsim ignores, each with the place of the file."""
+    """Texts on sections and routing policies of the file that pdsim ignores, each with the name of the file."""
 
 
 def expanded(process: Process, folder: Path) -> list[Process]:

@@ -47,7 +47,7 @@ class ResultFields:
         return [ResultFields(one, self._file, f"{self._to(name)}[{number}]") for number, one in enumerate(found)]
 
     def number(self, name: str) -> float | None:
-        """A finite number. None: the field is missing. Raises ConfigError for other values."""
+        """A finite number. None: the field is missing. Raises ConfigError if the field's value is no finite number."""
         value = self.get(name)
         if value is None:
             return None

@@ -180,7 +180,7 @@ def is_dynosim(result: ResultFields) -> bool:
 
 def dynosim(result: ResultFields) -> dict[str, float]:
     """The summary of a report of DynoSim. A latency without samples is 0 in the file, and is left out. ITL is read from
-    token_gap if the report has it, because the field itl of such a report is TPOT; otherwise from itl.
+    token_gap if the report has it, because the field itl is TPOT in a report with token_gap; otherwise from itl.
     """
     report = result.part("summary") if "summary" in result else result
     summary = report.numbers({"duration_ms": "duration"}, 1e-3) | report.numbers(_DYNOSIM_TOTALS)

@@ -217,7 +217,8 @@ class CriticalPaths:
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
         """For each request: how much of the time from begin_ns to end_ns lies in the time spans of its instance, in ns.
-        place: column with the instance's name. spans: time spans by instance. rows: row numbers of the requests.
+        place: name of the column with the instance's name. spans: time spans by instance. rows: row numbers of the
+        requests.
         """
         codes, names = self._requests.words(place)
         spent_ns = np.zeros(len(rows), dtype=np.int64)

@@ -58,7 +58,7 @@ class Cluster:
     instances: Sequence[AnyInstance]
     """The schedulers of all servers; with data-parallel attention, one for each rank of a server."""
     agents: Sequence[Agent]
-    """State machines that move KV or embeddings beside the instances: senders, receivers and proxies."""
+    """State machines that move KV or embeddings while the instances compute: senders, receivers and proxies."""
     encoding: Encoding | None
     """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
     router: Router
@@ -258,7 +258,8 @@ def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> G
 
 
 def _masks_empty_rows(scenario: Scenario, layout: Layout) -> bool:
-    """True if the experts of an instance skip the empty (padding) rows of a CUDA graph.
+    """True if the experts of an instance skip the padding of a CUDA graph: empty rows, which the graph computes in
+    addition to the batch's requests.
 
     Empty rows have the tokens of earlier steps, so they choose experts as requests do (SGLang 0.5.12,
     model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). If each GPU holds whole

@@ -197,8 +197,8 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 
 def _check_ring(scenario: Scenario, prompt_tokens: int) -> None:
-    """Raises ConfigError if the staging ring is too small for a cell of the shortest prompt. No request could then be
-    staged.
+    """Raises ConfigError if the staging ring is too small for a cell (the KV of a prompt's part that is staged
+    together) of the shortest prompt. No request could then be staged.
     """
     if (staging := scenario.network.staging) is None:
         return

@@ -257,14 +257,13 @@ class CostChoice(Section):
     otherwise every batch runs at exactly its size. Fitted profiles have their own sizes.
     """
     graph_empty_row_kv: float = Field(default=0, ge=0)
-    """Time of each empty row of a CUDA graph, as a share of the time in which a row reads its KV. Empty rows take time
-    because attention kernels divide the context as if every row had a request.
-    """
+    """A CUDA graph computes a fixed number of requests, its rows. Rows beyond the batch are empty. This is the time of
+    an empty row, as a share of the time in which the row of a request reads its KV. Empty rows take time because
+    attention kernels divide the context as if every row had a request."""
     graph_empty_rows_free: bool = False
-    """True: apart from graph_empty_row_kv, empty rows of a CUDA graph take no time. Two kinds of servers need true:
-    servers that mask the empty rows of whole experts, and real mode for models with experts, where all empty rows
-    choose the same experts.
-    """
+    """True: apart from graph_empty_row_kv, empty rows of a CUDA graph (rows without a request) take no time. Two kinds
+    of servers need true: servers that mask the empty rows of whole experts, and real mode for models with experts,
+    where all empty rows choose the same experts."""
     eager_layer: Duration = 310_000
     """Minimum time of a layer in a decode step without a CUDA graph. The default was measured for Qwen3-8B on an H200;
     the cost model roofline has the same default in prefill_layer.

@@ -1,5 +1,5 @@
-"""The base class of a file's sections, and quantities. A quantity has its unit beside its value in files (5 ms), and in
-its name in code (_ns).
+"""The base class of a file's sections, and quantities. A quantity has its unit next to its value in files (5 ms), and
+in its name in code (_ns).
 """
 
 import ast

@@ -11,7 +11,8 @@ class StagingSettings(Section):
     ring: Size = 4 * 2**30
     """Staging memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Staging memory of one prefill worker. Cells that are larger are sent as slices. None: no limit."""
+    """Staging memory of one prefill worker. A cell (the KV of a prompt's part that is staged together) that is larger
+    is sent as slices. None: no limit."""
     gather_host: Duration = 840_000
     """Host time of one gather, which collects heads of KV in prefill's staging memory. The transfer worker does nothing
     else meanwhile (SGLang PR 19890, GB200).

@@ -120,8 +120,8 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by the cost in the file. Only the sections in _BESIDE may stand beside `profile`; they
-    change the cost. value, info: as for `_named`.
+    """Replaces {profile: FILE} by the cost in the file. In the scenario only the sections in _BESIDE may stand next to
+    `profile`; they change the cost. value, info: as for `_named`.
     """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
@@ -150,7 +150,7 @@ def _changed(section: str, fitted: Any, changes: Any) -> dict[str, Any] | None:
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
     """Joins the costs of two profiles: prefill's times come from one, decode's from the other. value: the scenario's
-    cost. of_role: by role, the path of its profile, and the fields that the scenario's cost gives beside this path.
+    cost. of_role: by role, the path of its profile, and the fields that the scenario's cost gives next to this path.
     """
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
@@ -195,8 +195,8 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the network settings that were fitted for the transport. Fields beside `profile` take
-    precedence. value, info: as for `_named`.
+    """Replaces `profile: FILE` by the network settings that were fitted for the transport. Fields that the scenario
+    gives next to `profile` take precedence. value, info: as for `_named`.
     """
     if (named := _named(value, info)) is None:
         return value
@@ -216,7 +216,8 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the measured times of the front end. Fields beside `profile` take precedence.
+    """Replaces `profile: FILE` by the measured times of the front end. Fields that the scenario gives next to `profile`
+    take precedence.
 
     waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway. value,
     info: as for `_named`.

@@ -107,7 +107,8 @@ class SpeculativeSettings(Section):
         return self.speculative_num_steps or self.speculative_draft_tokens - 1
 
     def drafts(self, page_size: int) -> Drafts | None:
-        """How many tokens a step verifies, and for how many it may need pages. None: no speculation.
+        """How many tokens a step verifies, and for how many it may need pages. None: no speculation. page_size: tokens
+        of a page.
 
         If a page holds several tokens, each branch of a tree of drafts begins on a copy of the last page (SGLang
         0.5.23, mem_cache/allocation_sizing.py, get_alloc_len_per_decode).
@@ -123,7 +124,8 @@ class SpeculativeSettings(Section):
 
     def num_ahead_tokens(self, page_size: int) -> int:
         """Number of tokens after a request's KV for which the request needs pages before a decode step: 1, or with
-        speculation the drafts of two steps.
+        speculation the drafts of two steps. page_size: tokens of a page, which matter only if drafts form a tree (see
+        `drafts`).
         """
         drafts = self.drafts(page_size)
         return 1 if drafts is None else 2 * drafts.num_reserved

@@ -20,7 +20,7 @@ from pdsim.metrics.summary_rows import signed
 
 INK, MUTED, GRID = "#1f2328", "#6b7280", "#d5d9e0"
 FULL, HALF = 11.0, 5.4
-"""Widths of figures in inches: over the page's whole width, and beside another figure."""
+"""Widths of figures in inches: over the page's whole width, and over half of it, next to another figure."""
 SERIES = COLORS[:6]
 """Colours of series, which can be seen on white and on black."""
 
@@ -42,9 +42,8 @@ _MANY = 24
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""If the room beside the bars of a tornado figure is below this relative change, the percentages of its axis have one
-decimal.
-"""
+"""If the room next to the bars of a tornado figure is below this relative change, the percentages of its axis have one
+decimal."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ class Dot:
     x: float
     y: float
     label: str = ""
-    """Text beside the point. Empty: none."""
+    """Text next to the point. Empty: the point has no text."""
     series: str = ""
     """Name of the line and colour to which the point belongs. Empty: there is one series."""
     half_y: float | None = None

@@ -1,4 +1,4 @@
-"""Prints an SLO: each limit beside the value, in the unit of the limit."""
+"""Prints an SLO: each limit next to the value, in the unit of the limit."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -97,8 +97,8 @@ def _name_left_out(table: Table, columns: Sequence[str]) -> None:
 
 
 def _tight(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A narrow table. The first and last column have words, the others numbers. Titles of columns may have several
-    lines.
+    """A narrow table. The first and last column have words, all columns between them numbers. Titles of columns may
+    have several lines.
     """
     table = new_table("")
     table.padding = (0, 1, 0, 0)

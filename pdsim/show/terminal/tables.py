@@ -146,7 +146,10 @@ def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def print_stages(runs: Mapping[str, Records]) -> None:
-    """Prints the stages of runs. On a narrow terminal, there are fewer columns, then fewer runs per table."""
+    """Prints the time that finished requests of each run spend in each stage, such as waiting for prefill or decoding
+    (ALL_STAGES in metrics/explanation/explain.py). On a narrow terminal, a table has fewer columns, then fewer runs.
+    Prints nothing if no request finished.
+    """
     times = [(name, {row.stage: row for row in stage_times(records)}) for name, records in runs.items()]
     if not any(len(finished(records)["request_id"]) for records in runs.values()):
         return

@@ -91,8 +91,9 @@ class Executor:
 class RecomputingExecutor(Executor):
     """Executor of a decode instance that computes the prompt and outputs of a preempted request again.
 
-    Most requests come with a first token from prefill; the last forward that computes such a request again makes its
-    next token. If decode itself computes the prompt (`local`), the prompt's last forward makes the first token.
+    Most requests come with a first token from prefill; when such a request is computed again, the last forward makes
+    the token after those that it already has. If decode itself computes the prompt (`local`), the prompt's last forward
+    makes the first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:

@@ -75,7 +75,9 @@ class Rank(Actor):
         return self._cost.num_computed(step.num_requests)
 
     def pads(self, step: Step) -> bool:
-        """True if the step runs in a CUDA graph whose empty rows take the time of requests."""
+        """True if the step runs in a CUDA graph whose empty rows (rows without a request) take as much time as
+        requests.
+        """
         return isinstance(step, DecodeStep) and self._cost.pads(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:

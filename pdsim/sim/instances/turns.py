@@ -83,7 +83,7 @@ class StagedRank(Rank):
 
 class Turns(Lockstep):
     """Lets the ranks of one server with pipeline stages choose their steps in turns. There are as many slots as stages,
-    and each turn chooses the next step of one slot. Ranks of such a server never die.
+    and each turn chooses the next step of one slot. Ranks of a server with pipeline stages never die.
     """
 
     def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority, pipeline: PipelineTimes) -> None:
@@ -96,7 +96,7 @@ class Turns(Lockstep):
         """Slot of the next turn, and number of turns without a step since the last step."""
         self._with_step: list[set[str]] = [set() for _ in range(num_slots)]
         """Ids of the ranks that had a step in the last turn of each slot. These ranks choose again when they have the
-        step's result; the server asks the others."""
+        step's result; the server asks all other ranks in the slot's next turn."""
         self._under_way: deque[int] = deque()
         """Slots whose steps have not ended, oldest first."""
         self._chosen: dict[str, deque[m.Step | m.Wait]] = {}

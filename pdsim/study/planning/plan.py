@@ -99,8 +99,7 @@ class Plan:
 
     safe: Row | None = None
     """The cheapest cluster that meets the SLO even with the slowest step times that measured kernels allow. None: the
-    plan is such a cluster, or there is none.
-    """
+    plan's own cluster does so, or no cluster does."""
     measure: Measurement | None = None
     """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO even with the
     slowest step times that measured kernels allow.

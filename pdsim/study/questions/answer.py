@@ -43,9 +43,9 @@ class Answer:
     warnings: tuple[str, ...]
     """Warnings about simulated steps with more or fewer tokens or requests than any step that was measured."""
     limit: Limit | None
-    """The resource that limits the winner: its throughput or, if the load has a fixed rate, the latency that is nearest
-    to its limit. None: the run stalled.
-    """
+    """The resource that limits one number of the winner. This number is the winner's throughput if the winner is
+    saturated, or meets the SLO in a closed loop. Otherwise it is the latency that is nearest to its limit in the SLO.
+    None: the winner's run stalled, which means that some requests never ended."""
     run: RunResult = field(repr=False)
     """The run of the winner, with the load of its instances over time."""
     percentiles: Mapping[str, str]
@@ -63,7 +63,8 @@ class Answer:
     as_good: Sequence[str] = ()
     """Labels of other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
-    """How certain the answer is, as a word and a reason. Both are empty if there is no word."""
+    """How certain the answer is: high, medium or low, with a reason. Both texts are empty if the confidence is not
+    known."""
     measure: Measurement | None = None
     """The measurement that would settle the answer. None: no measurement would change the answer."""
 

@@ -380,7 +380,7 @@ def _grid(fields: Mapping[str, Values]) -> Iterator[Changes]:
 
 def _random(sample: Sample) -> Iterable[Changes]:
     """Yields random points. Each field has a stream of random numbers of its own, so that adding a field does not
-    change the values of the others.
+    change the values of other fields.
     """
     streams = {key: Streams(sample.seed).named(key) for key in sample.fields_}
     for _ in range(sample.count):

@@ -1,4 +1,6 @@
-"""The confidence in a verdict on an SLO: a word with its reason, and a text on how much of the result is chance."""
+"""The confidence in a verdict on an SLO (high, medium or low) with its reason, and a text on how much of the result is
+chance.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +19,7 @@ class Confidence(NamedTuple):
     word: str
     """high, medium or low."""
     reason: str
-    """A sentence that gives the reason for the word."""
+    """A sentence that says why the confidence is high, medium or low."""
 
 
 def confidence(
@@ -29,7 +31,7 @@ def confidence(
     is_measured: bool,
     instead: str = "",
 ) -> Confidence:
-    """Confidence in the verdict on one cluster: a word with its reason.
+    """Confidence in the verdict on one cluster: high, medium or low, with its reason.
 
     subject: name of the cluster in the text. runs: outcomes of the cluster, first its own, then with slightly faster
     and slower messages. ends: outcomes with the fastest and slowest step times, by "fastest" and "slowest"; empty if
@@ -78,8 +80,9 @@ def without_range(*, is_measured: bool) -> Confidence:
 
 
 def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -> list[list[str]]:
-    """Rows of a table of limits: name, limit, and predicted value. readings: the limited numbers of a run. ends: the
-    same numbers with the fastest, and with the slowest step times; if given, each row also has the range.
+    """Rows of a table of limits: name, limit, and predicted value. readings: a run's values of the numbers that the SLO
+    limits. ends: the same numbers with the fastest, and with the slowest step times; if given, each row also has the
+    range.
     """
     return [
         [one.name, one.limit_text, one.value_text, *([range_of([end[place] for end in ends])] if ends else [])]
@@ -88,8 +91,8 @@ def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -
 
 
 def by_chance(runs: Sequence[Outcome]) -> str:
-    """A sentence on the smallest and largest value of each limited number over repeated runs, and on how many of the
-    runs meet the SLO.
+    """A sentence on chance: for each number that the SLO limits, the smallest and largest value over runs of one
+    cluster with slightly faster or slower messages, and how many of these runs meet the SLO. runs: the runs' outcomes.
     """
     names = [one.name for one in runs[0].readings]
     bands = [f"{name} is {band}" for name, band in zip(names, by_chance_each(runs), strict=False)]
@@ -98,7 +101,7 @@ def by_chance(runs: Sequence[Outcome]) -> str:
 
 
 def by_chance_each(runs: Sequence[Outcome]) -> list[str]:
-    """For each limited number: a text with the smallest and largest value over repeated runs."""
+    """For each number that the SLO limits: a text with the smallest and largest value over the runs."""
     same = zip(*(one.readings for one in runs), strict=False)
     return [range_of(sorted(readings, key=lambda one: one.value)) for readings in same]
 

@@ -18,9 +18,9 @@ from pdsim.system.model import DTYPE_BYTES, Dtype, ModelSpec
 def entry_of(fields: Any, source: str, beside: Any = None, size_bytes: float | None = None) -> dict[str, Any]:
     """Makes the catalog entry of a model.
 
-    fields: content of config.json. source: origin of the files. beside: content of hf_quant_config.json, if there is
-    one. size_bytes: size of the weights according to the checkpoint's index; None: unknown. Raises EntryError if a
-    field is missing or wrong, or if pdsim does not model the layers.
+    fields: content of config.json. source: origin of the files. beside: content of hf_quant_config.json, which lies
+    next to config.json; None: there is no such file. size_bytes: size of the weights according to the checkpoint's
+    index; None: unknown. Raises EntryError if a field is missing or wrong, or if pdsim does not model the layers.
     """
     try:
         return _entry(Config(fields), source, beside, size_bytes)
@@ -134,7 +134,7 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_in_bf16(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets in_bf16, and adds notes on further types. An entry has one type beside bf16, but a checkpoint can have
+        """Sets in_bf16, and adds notes on further types. An entry has one type besides bf16, but a checkpoint can have
         several. The number of bf16 parameters is therefore chosen so that the entry's weights have as many bytes as the
         checkpoint's. num_params: number of the checkpoint's parameters by data type, without routed experts.
         """

@@ -145,7 +145,7 @@ class Time(NamedTuple):
 
 class SpawnRanks(NamedTuple):
     """The launcher tells an agent to start the ranks of an instance. The channel sends the ranks' settings (a list of
-    RankSpec) as the payload beside this notice.
+    RankSpec) as the payload of this notice.
     """
 
 

@@ -56,7 +56,8 @@ class Sampling(NamedTuple):
     num_logprobs: int | None = None
     reference: tuple[int, ...] = ()
     """Output token ids of the same request in a run without drafts. In this run each draft that counts as accepted is
-    replaced by the token at its place in that output. Empty: accepted drafts are the draft model's own proposals."""
+    replaced by the token at the same position of that output. Empty: accepted drafts are the draft model's own
+    proposals."""
 
     @property
     def has_fixed_length(self) -> bool:
@@ -75,7 +76,7 @@ class Drafted(NamedTuple):
     num_accepted: int = 0
     """Number of drafts that decode steps accepted."""
     num_confirmed: int = 0
-    """Number of accepted drafts that equal the target model's own choice at their place."""
+    """Number of accepted drafts that equal the target model's own choice at the same position."""
     num_near: int = 0
     """Number of accepted drafts that differ from the target model's choice, but whose score is at most one step of bf16
     below that choice's score."""

@@ -76,15 +76,15 @@ class DraftRows(NamedTuple):
     """
 
     slots: tuple[int, ...]
-    """For each sequence: index, from 1, of the place where ranks keep its draft state. A sequence keeps its place while
-    it runs."""
+    """For each sequence: index, from 1, of the entry in which ranks keep its draft state. A sequence keeps its entry
+    while it runs."""
     num_accepted: tuple[int, ...]
     """For each sequence: number of tokens that this step is to give to it, which are accepted drafts and the target's
     next token. The scenario's random stream prescribes the number before the step.
     """
     taught: tuple[tuple[int, ...], ...]
-    """For each sequence: tokens to verify in place of the draft head's first proposals, from the output of a run
-    without drafts. An empty tuple: the proposals themselves are verified."""
+    """For each sequence: tokens to verify instead of the draft head's first proposals, from the output of a run without
+    drafts. An empty tuple: the proposals themselves are verified."""
     seeds: tuple[tuple[int, Seed | None], ...]
     """Pairs (slot, seed) of sequences that joined with this step, with slots as in `slots`. Seed None: the sequence was
     retracted, and its draft state begins with zeros.

@@ -1,7 +1,7 @@
 """Starts instances: every rank publishes its memory, and all ranks are connected before the first request.
 
-A restarted instance goes through the same steps: its ranks say hello again, and the others reconnect. Several instances
-may restart at once without waiting for each other.
+A restarted instance goes through the same steps: its ranks say hello again, and the ranks of other instances connect to
+them again. Several instances may restart at once without waiting for each other.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""The processes of Mooncake's store on the launcher's host: a master, and one lender of memory for each of the
-scenario's drives. They outlive instances, and end with the launcher.
+"""The processes of Mooncake's store on the launcher's host: a master, and lenders of memory. The scenario's storage has
+drives (`storage.drives`); for each drive, one lender gives the store memory of the drive's size. These processes
+outlive instances, and end with the launcher.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ class Store:
         """Address of the master. None: it is not started."""
 
     async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
-        """Starts the master and the lenders. num_drives: number of lenders, which stand for drives. drive_bytes: memory
-        that each lends. address: where other hosts reach this host. Raises LaunchError if this host lacks the memory,
-        or a process does not start in time.
+        """Starts the master and the lenders. num_drives: number of lenders, each of which stands for one drive of the
+        scenario. drive_bytes: memory that each lends. address: where other hosts reach this host. Raises LaunchError if
+        this host lacks the memory, or a process does not start in time.
         """
         free = free_host_bytes()
         if num_drives * drive_bytes > free:
@@ -91,7 +92,7 @@ class Store:
         _LOG.error("storage: the store's %s ended (exit code %s); pages there count as missing", name, process.exitcode)
 
     def kill(self, name: str) -> None:
-        """Kills the master, or a drive such as "drive 0", with SIGKILL."""
+        """Kills a process of the store with SIGKILL. name: "master", or a lender of memory, such as "drive 0"."""
         self._alive[name].kill()
 
     def end(self) -> None:

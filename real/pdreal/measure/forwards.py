@@ -205,8 +205,8 @@ class DecodeCase(NamedTuple):
     num_context_tokens: int
     """Number of tokens with KV before the step, of each sequence."""
     num_longest_tokens: int | None = None
-    """Number of context tokens of the last sequence, if it is longer than the others. None: it is as long as they are.
-    """
+    """Number of context tokens of the last sequence, if it is longer than all other sequences. None: all sequences are
+    equally long."""
 
     def __str__(self) -> str:
         longest = "" if self.num_longest_tokens is None else f", the last of {self.num_longest_tokens:,}"

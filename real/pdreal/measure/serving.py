@@ -91,7 +91,7 @@ _WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
 """Output tokens of each request of a wave. A wave is a group of requests that are submitted together. The launcher
 takes the requests one after another, one forward computes them, and their transfers follow each other. No forward runs
-beside the transfers."""
+during the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
 """Output tokens of one long request. This request decodes while the waves run, as requests do under load, and is
@@ -194,9 +194,9 @@ def _serve(
 async def _run(
     data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path
 ) -> list[float]:
-    """Serves single requests, which get the lowest ids; then waves of requests beside a long request; then one batch of
-    each size in batch_sizes. If there are batches, the decode instance restarts afterwards. Returns the time of this
-    restart in us, or an empty list. data: scenario. logs: folder for logbooks.
+    """Serves single requests, which get the lowest ids; then waves of requests while a long request decodes; then one
+    batch of each size in batch_sizes. If there are batches, the decode instance restarts afterwards. Returns the time
+    of this restart in us, or an empty list. data: scenario. logs: folder for logbooks.
     """
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)

@@ -43,17 +43,17 @@ class CacheGeometry:
 
     @property
     def head_bytes(self) -> int:
-        """Bytes of one head of one token in one plane."""
+        """Bytes of one head of one token in one plane (K, V or latents of one layer)."""
         return self.head_dim * self.itemsize
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in one plane (K or V of one layer)."""
+        """Bytes of one token in one plane (K, V or latents of one layer)."""
         return self.num_kv_heads * self.head_bytes
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page in one plane."""
+        """Bytes of one page in one plane (K, V or latents of one layer)."""
         return self.page_size * self.token_bytes
 
 
@@ -65,9 +65,8 @@ class RankPair(NamedTuple):
     decode_rank: int
     """Index of the decode rank among all ranks of its instance."""
     writer: int
-    """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. Each of these
-    ranks has its own place in a staged cell.
-    """
+    """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. A staged cell
+    has a part of its own for each of these ranks."""
     source_heads: range
     """Indices of the heads among the prefill rank's heads."""
     target_heads: range
@@ -168,8 +167,9 @@ Integers = NDArray[np.int64]
 
 
 class Move(NamedTuple):
-    """Copies between pages of two ranks. The same copies are made in each of `planes`. Offsets and lengths are in
-    bytes; offsets count from the start of the plane on this rank (local) and on the other rank (remote).
+    """Copies between pages of two ranks. The same copies are made in each of `planes` (K, V or latents of one layer).
+    Offsets and lengths are in bytes; offsets count from the start of the plane on this rank (local) and on the other
+    rank (remote).
     """
 
     planes: Planes
@@ -208,8 +208,8 @@ def _move(
 
 
 def planes_of(unit: TransferUnit, exchange: Exchange) -> Planes:
-    """Returns the planes that a unit sends: those of all layers without a sliding window, or of the unit's layer
-    group.
+    """Returns the planes (K, V or latents of one layer) that a unit sends: those of all layers without a sliding
+    window, or of the unit's layer group.
     """
     if unit.after_layers is None:
         whole = [layer for layer in range(exchange.prefill.num_layers) if layer not in exchange.window_layers]
@@ -250,5 +250,5 @@ def _slices(
 
 
 def slots_of(pages: Sequence[int] | Integers, page_size: int) -> Integers:
-    """Returns the slots of all tokens of the pages, in order. A slot is the place of one token in a plane."""
+    """Returns the slots of all tokens of the pages, in order. A slot is the index of one token's KV in a plane."""
     return (np.asarray(pages, np.int64)[:, None] * page_size + np.arange(page_size)).reshape(-1)

@@ -44,7 +44,7 @@ class PeerMemory(NamedTuple):
     address: str
     """Address of the rank's transfer engine."""
     planes: Sequence[int]
-    """Address of the first byte of each plane."""
+    """Address of the first byte of each plane (K, V or latents of one layer)."""
     ring: int | None
     """Address of the first byte of the rank's staging ring. None: the rank has no staging ring."""
     greetings: Sequence[int]
@@ -54,8 +54,8 @@ class PeerMemory(NamedTuple):
 
 
 class _Mover:
-    """What the movers of prefill and of decode share: the planes of KV and of linear-attention states of one rank, and
-    the transfer engine.
+    """Base of the movers of prefill and of decode. Has the planes of one rank, and the transfer engine. A plane is K, V
+    or latents of one layer, or one of the two tensors of states of a linear-attention layer.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class _Mover:
 
 
 class PrefillMover(_Mover):
-    """Sends KV from the planes of one prefill rank. Several threads may send at a time; with staging, no more threads
-    than staging buffers.
+    """Sends KV from the planes (K, V or latents of one layer) of one prefill rank. Several threads may send at a time;
+    with staging, no more threads than staging buffers.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class PrefillMover(_Mover):
 
 
 class DecodeMover(_Mover):
-    """Receives KV into the planes of one decode rank."""
+    """Receives KV into the planes (K, V or latents of one layer) of one decode rank."""
 
     def __init__(
         self,
@@ -306,7 +306,9 @@ class DecodeMover(_Mover):
 
 
 def _whole_planes(planes: Sequence[torch.Tensor], exchange: Exchange) -> list[torch.Tensor]:
-    """Returns the planes of layers without a sliding window. All pages of these planes are sent."""
+    """Returns the planes (K, V or latents of one layer) of layers without a sliding window. All pages of these planes
+    are sent.
+    """
     return [plane for number, plane in enumerate(planes) if number not in exchange.window_planes]
 
 
@@ -315,7 +317,9 @@ def _windows(exchange: Exchange) -> dict[int, int]:
 
 
 def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
-    """Returns the address of each plane. Raises ValueError if the planes do not match the scenario."""
+    """Returns the address of each plane (K, V or latents of one layer). Raises ValueError if the planes do not match
+    the scenario.
+    """
     for plane in planes:
         token_bytes, num_pages = plane[0].nbytes, len(plane) // geometry.page_size
         if not plane.is_contiguous() or token_bytes != geometry.token_bytes or num_pages < geometry.num_pages:
@@ -327,7 +331,7 @@ def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers
 
 
 def _enter(planes: Sequence[torch.Tensor]) -> None:
-    """Makes the planes' GPU the current GPU of this thread, because engines open memory on the current GPU."""
+    """Makes the GPU with the planes the current GPU of this thread, because engines open memory on the current GPU."""
     if planes[0].device.type == "cuda":
         torch.cuda.set_device(planes[0].device)
 
@@ -399,8 +403,11 @@ def decode_mover(
 
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
-    """Returns the size in bytes of the largest cell that a pair of ranks can stage: what one forward computes, but not
-    more than fits the pair's share of the ring, and the prefill rank's buffer. 0: nothing is staged.
+    """Returns the size in bytes of the largest staging cell: the KV of a part of a prompt, which a prefill rank gathers
+    in a buffer and sends to a decode rank's ring of memory. 0: KV is not staged.
+
+    A cell has at most the pages that one forward computes. It fits into the prefill rank's buffer, and into the decode
+    rank's ring divided by the number of prefill ranks that write to this ring. exchange: the layouts of both instances.
     """
     plan = wiring.staging_plan(scenario)
     if plan is None or not exchange.wire.slices:

@@ -128,7 +128,7 @@ class TorchPush:
 
 class KernelPush:
     """Copies from pages of the source rank to pages of the target rank, which are mapped here. One launch copies all
-    planes, on the current stream of the calling thread.
+    planes (K or V of one layer), on the current stream of the calling thread.
     """
 
     def __init__(

@@ -61,11 +61,11 @@ class PagedKv:
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
         self._layers = self.memory.view(num_layers, planes_per_layer * self._num_slots, num_kv_heads, head_dim).unbind()
-        """All planes of each layer as one tensor."""
+        """The planes of each layer (K and V, or latents) as one tensor."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
-        """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU. A slot is the place of one
-        token in a plane.
+        """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU. A slot is the index of one
+        token's KV in a plane.
         """
         positions = torch.arange(start, stop, dtype=torch.int32)
         pages = torch.from_numpy(np.asarray(page_table[: -(-stop // self.page_size)], dtype=np.int32))
@@ -122,7 +122,7 @@ class SavedKv:
     def __init__(self, kv: PagedKv) -> None:
         self._kv = kv
         self._saved: dict[int, Tensor] = {}
-        """Saved KV by request, [planes, tokens, heads, head_dim]."""
+        """Saved KV by request, [planes (K, V or latents of one layer), tokens, heads, head_dim]."""
 
     def save(self, request_id: int, num_kv_tokens: int, page_table: Sequence[int]) -> None:
         self._saved[request_id] = self._kv.memory[:, self._slots(page_table, num_kv_tokens)].cpu()
@@ -175,12 +175,12 @@ def digest(
 
 
 _PART_BYTES = 64 * 2**20
-"""Maximum number of bytes copied at a time. The copies need as much GPU memory beside the cache."""
+"""Maximum number of bytes copied at a time. The copies need as much GPU memory in addition to the cache."""
 
 
 class HostKv:
-    """The host memory that extends the prefix cache. memory[page] holds all planes of a page, so consecutive pages are
-    one copy to or from a GPU.
+    """The host memory that extends the prefix cache. memory[page] holds all planes (K, V or latents of one layer) of a
+    page, so consecutive pages are one copy to or from a GPU.
     """
 
     def __init__(self, kv: PagedKv, num_pages: int) -> None:

@@ -15,7 +15,7 @@ class StatePool:
     """The convolution's last inputs and the recurrent state of every layer, by slot.
 
     planes[2 * layer] holds inputs [slots, channels, conv_tokens - 1] of a layer and planes[2 * layer + 1] recurrent
-    states [slots, value heads, key_dim, value_dim]. Slot 0 belongs to no state: rows of padding write there.
+    states [slots, value heads, key_dim, value_dim]. Slot 0 belongs to no state: padding of a batch writes there.
     """
 
     def __init__(
@@ -73,7 +73,9 @@ class StatePool:
 
 
 def digest_of_state(planes: Sequence[Tensor], slot: int, rank: int) -> Digests:
-    """Returns the CRC-32 of a rank's part of a state, over all planes. Empty: there is no state, or slot is 0."""
+    """Returns the CRC-32 of a rank's part of a state, over all planes (inputs or recurrent states of one layer). Empty:
+    there is no state, or slot is 0.
+    """
     value = 0
     for plane in planes if slot else ():
         value = zlib.crc32(plane[slot].contiguous().view(torch.uint8).cpu().numpy().data, value)

@@ -1,9 +1,10 @@
 """The KV of one rank in Mooncake's distributed store, behind its host memory (SGLang's HiCache, L3).
 
-A page of a rank is one object: all its planes, as they lie in host memory. Its name is a hash of all tokens up to the
-page's end, and the rank. Ranks with latents hold the same KV: rank 0 writes it, and its name has no rank. SGLang 0.5.23
-names objects in this way, but stores K and V as two objects (mem_cache/storage/mooncake_store/mooncake_store.py:1313,
-_get_mha_buffer_meta; mem_cache/hicache_storage.py:69, is_storage_writer).
+A page of a rank is one object: all its planes (K, V or latents of one layer), as they lie in host memory. Its name is a
+hash of all tokens up to the page's end, and the rank. Ranks with latents hold the same KV: rank 0 writes it, and its
+name has no rank. SGLang 0.5.23 names objects in this way, but stores K and V as two objects
+(mem_cache/storage/mooncake_store/mooncake_store.py:1313, _get_mha_buffer_meta; mem_cache/hicache_storage.py:69,
+is_storage_writer).
 """
 
 import hashlib

@@ -4,9 +4,9 @@ choose: each program picks the experts of one token, and enters the token into t
 enter: enters a token that another rank sent, with the experts that it chose there
 gate and up, down: each program computes a tile of outputs for the rows of an expert's list, and reads weights once
 
-Each token has a row for each of its experts: row number token * active + (place of the expert among the token's).
-Rows of other ranks' experts stay zero. Lists are in no certain order, but a row's values depend on no other row. No
-shape depends on the router's choices, so that a CUDA graph can hold the kernels.
+Each token has a row for each of its experts: row number token * active + (index of the expert among the token's). Rows
+of other ranks' experts stay zero. Lists are in no certain order, but a row's values depend on no other row. No shape
+depends on the router's choices, so that a CUDA graph can hold the kernels.
 """
 
 from functools import cache
@@ -144,8 +144,10 @@ def enter(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Stores the experts of one token (chosen) and their weights (share) in the tensors of _Lists, and appends its rows
-    to the lists of own experts (FIRST to FIRST + LISTS - 1). Places from ACTIVE on are padding. tokens: of the batch.
+    """Stores which experts one token has, and appends the token's rows to the lists of own experts (FIRST to FIRST +
+    LISTS - 1). place: 0, 1, 2, ..., an index for each of the token's experts; those from ACTIVE on are padding. chosen,
+    share: number and weight of each expert. shares, choices, lists, lengths: addresses of the tensors of _Lists.
+    tokens: number of tokens of the batch, for which each list has room.
     """
     row, active = token * ACTIVE + place, place < ACTIVE
     tl.store(aligned(shares, tl.float32) + row, share, mask=active)
@@ -364,9 +366,7 @@ def of_values(matrix: Matrix) -> Tensor:
 
 
 def _pointers(matrix: Matrix) -> tuple[int, int]:
-    """Returns the addresses of a matrix's values and scales. Without scales the kernel does not read the second
-    address.
-    """
+    """Returns the addresses of a matrix's values and of its scales; without scales, of the values twice."""
     values = of_values(matrix).data_ptr()
     return values, matrix.scales.data_ptr() if isinstance(matrix, BlockScaled) else values
 

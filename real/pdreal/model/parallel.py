@@ -2,8 +2,8 @@
 
 Expert parallelism is SGLang's --ep-size. Without an all-to-all backend every rank has all tokens and computes those of
 its own experts; the all-reduce of tensor parallelism adds up the ranks' results (0.5.23:
-layers/moe/fused_moe_triton/layer.py:412 and 1743, token_dispatcher/standard.py:235). With such a backend ranks send
-tokens to the ranks of their experts (exchange.py).
+layers/moe/fused_moe_triton/layer.py:412 and 1743, token_dispatcher/standard.py:235). With an all-to-all backend ranks
+send tokens to the ranks of their experts (exchange.py).
 """
 
 from collections.abc import Sequence

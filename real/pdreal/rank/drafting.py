@@ -27,27 +27,26 @@ UNTAUGHT = -1
 
 
 class VerifyRows(NamedTuple):
-    """Inputs of a decode step that verifies drafts, one entry per row of the batch."""
+    """Inputs of a decode step that verifies drafts. Each tensor has one entry (row) per sequence of the batch."""
 
     tokens: Tensor
     """Last token of each sequence, [rows]."""
     positions: Tensor
     """Number of tokens with KV before the last token of each sequence, [rows]."""
     slots: Tensor
-    """Index of the place where each sequence's draft state is kept, [rows]. Padding: 0."""
+    """Index of the entry in which each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
     """Number of tokens that the step gives to each sequence, [rows]. The scenario's random stream prescribes the number
     before the step. Padding: 0.
     """
     taught: Tensor
-    """Tokens of the reference output, which are verified in place of the head's proposals, [rows, V - 1] if a step
-    verifies V tokens of each row. UNTAUGHT: the head's proposal is verified.
-    """
+    """Tokens of the reference output, which are verified instead of the head's proposals, [rows, V - 1] if a step
+    verifies V tokens of each row. UNTAUGHT: the head's proposal is verified."""
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
-    """Returns a step's inputs as columns, one entry per row of the batch: tokens, positions, slots, num_accepted, and
-    num_verified - 1 columns of `taught` (see VerifyRows).
+    """Returns a step's inputs as lists with one integer per sequence of the batch: tokens, positions, slots,
+    num_accepted, and num_verified - 1 lists with the values of `taught` (see VerifyRows).
     """
     drafts = batch.drafts
     assert drafts is not None
@@ -56,7 +55,7 @@ def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:
 
 
 def rows_of(columns: Tensor) -> VerifyRows:
-    """Returns the VerifyRows whose fields are the columns, [columns, rows], as columns_of orders them."""
+    """Returns the VerifyRows that a step reads. columns: the lists of columns_of as one tensor, [lists, sequences]."""
     tokens, positions, slots, num_accepted = columns[:4]
     return VerifyRows(tokens, positions, slots, num_accepted, columns[4:].t())
 

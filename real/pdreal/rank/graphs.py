@@ -97,9 +97,8 @@ class _StepInputs(NamedTuple):
     """Inputs of a decode step. They are views of one array of int32, which exists on the host and on the device."""
 
     columns: Tensor
-    """Inputs of each sequence, [columns, largest batch]: its last token, the number of KV tokens before that token, and
-    further inputs of steps that verify drafts.
-    """
+    """Inputs of each sequence, [kinds of input, largest batch]: its last token, the number of KV tokens before that
+    token, and further inputs of steps that verify drafts."""
     page_tables: Tensor
     """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
@@ -113,8 +112,8 @@ class LaunchedStep(NamedTuple):
     """A step that runs on the GPU. Its tokens can be read when `done` has happened."""
 
     tokens: Tensor
-    """The next tokens on the host, one per row of the batch; if the step verifies drafts: the integers of Drafter.step.
-    """
+    """The next tokens on the host, one per sequence of the batch; if the step verifies drafts: the integers of
+    Drafter.step."""
     done: torch.cuda.Event
 
 
@@ -136,7 +135,7 @@ class DecodeGraphs(_Graphs):
         slots of its linear-attention state are not counted.
 
         num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
-        max_running_requests: largest number of rows of a batch. records_experts: as in _Graphs. states:
+        max_running_requests: largest number of sequences of a batch. records_experts: as in _Graphs. states:
         linear-attention states; None: the model has none.
         """
         self._states = states
@@ -152,9 +151,9 @@ class DecodeGraphs(_Graphs):
         )
         self._on_host = tuple(part.numpy() for part in self._host_inputs)
         self._num_scratch = -(-num_ahead_tokens // kv.page_size)
-        """Number of pages that a row without a sequence writes to."""
+        """Number of pages to which the graph's padding writes: entries of the batch without a sequence."""
         self._num_used = 0
-        """Number of rows in use. The page tables of all later rows begin with the scratch page."""
+        """Number of sequences in the last batch. Page tables behind theirs begin with the scratch page."""
         self._best: dict[int, Tensor] = {}
         """Tokens that each graph makes, on the device."""
         if model.device.type == "cuda":
@@ -177,7 +176,7 @@ class DecodeGraphs(_Graphs):
         return self._best[size][:num_requests]
 
     def _upload(self, batch: DecodeBatch, size: int) -> None:
-        """Copies a step's inputs to the device: what `_columns` returns, and the page tables from the first changed row
+        """Copies a step's inputs to the device: what `_columns` returns, and the page tables from the first changed one
         to the last. The inputs may be overwritten because the step before has ended.
         """
         columns, _ = self._on_host
@@ -192,11 +191,14 @@ class DecodeGraphs(_Graphs):
             self._device_inputs.page_tables[changed].copy_(self._host_inputs.page_tables[changed], non_blocking=True)
 
     def _columns(self, batch: DecodeBatch) -> Sequence[Sequence[int]]:
-        """Returns the inputs of the batch's sequences, column by column."""
+        """Returns what _StepInputs.columns gets for this batch: a list for each kind of input (last tokens, numbers of
+        KV tokens, and slots of linear-attention states if the model has any). Each list has one integer per sequence of
+        the batch.
+        """
         return batch.tokens, batch.num_kv_tokens, *zip(*batch.states, strict=True)
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
-        """Changes page tables on the host. Returns the rows that changed."""
+        """Changes page tables on the host. Returns the indices of the page tables that changed."""
         *_, page_tables = self._on_host
         for row, start, pages in batch.changes:
             page_tables[row, start : start + len(pages)] = pages
@@ -233,7 +235,7 @@ class _ForwardInputs(NamedTuple):
     positions: Tensor
     """[most tokens]: position of each token in its sequence."""
     slots: Tensor
-    """[most tokens]: place in the KV cache where the KV of each token goes."""
+    """[most tokens]: slot in the KV cache that gets the KV of each token (page * page_size + offset)."""
     last: Tensor
     """[most sequences]: index of each sequence's last token."""
     num_tiles: Tensor

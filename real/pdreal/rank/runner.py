@@ -258,8 +258,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns for each row, one
-        row after another: its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's
+        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns for each sequence,
+        one after another: its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's
         choice, else 0.
         """
         wait_for_engines(self.model.device)
@@ -279,8 +279,9 @@ class ModelRunner:
         return chosen
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
-        """Returns for each row, one row after another: its drafts, the target's choices, and for each draft 1 if the
-        draft is nearly the target's choice, else 0. seeds: pairs (slot, seed) of sequences that join the batch.
+        """Returns for each sequence of the batch, one after another: its drafts, the target's choices, and for each
+        draft 1 if the draft is nearly the target's choice, else 0. seeds: pairs (slot, seed) of sequences that join the
+        batch.
         """
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._updated_tables(batch)

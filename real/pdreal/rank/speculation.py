@@ -17,7 +17,7 @@ from pdsim.workload.request_spec import Streams
 @dataclass(slots=True)
 class _State:
     slot: int = 0
-    """Index of the place where ranks keep the sequence's draft state. 0: the sequence does not run."""
+    """Index of the entry in which ranks keep the sequence's draft state. 0: the sequence does not run."""
     seed: Seed | None = None
     """Where the sequence's first drafts start: a proposal and a hidden state from its prefill forward. None: drafts
     start from zeros, or the sequence has joined the batch.
@@ -79,7 +79,9 @@ class Speculation:
         return None if state is None else state.seed
 
     def leave(self, request_id: int) -> None:
-        """Frees the place of a sequence that leaves the batch. Has no effect if the sequence does not run."""
+        """Frees the entry for the draft state of a sequence that leaves the batch. Has no effect if the sequence does
+        not run.
+        """
         if (state := self._states.get(request_id)) is not None and state.slot:
             self._free_slots.append(state.slot)
             state.slot = 0
@@ -89,8 +91,8 @@ class Speculation:
         self._states.pop(request_id, None)
 
     def begin(self, rows: Sequence[SequenceToVerify]) -> DraftRows:
-        """Decides how many drafts of each row a step accepts. Gives sequences that join the batch a place for their
-        draft state.
+        """Decides how many drafts of each sequence a step accepts. Gives sequences that join the batch an entry for
+        their draft state. rows: the batch's sequences.
         """
         slots, taught, seeds = [], [], []
         self._rows = []

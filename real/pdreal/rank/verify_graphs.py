@@ -11,12 +11,12 @@ from pdreal.rank.drafting import Drafter, columns_of, rows_of
 from pdreal.rank.graphs import DecodeGraphs
 
 _NUM_COLUMNS = 4
-"""Number of a step's input columns before the columns of `taught`: those of the first four fields of VerifyRows."""
+"""Number of the lists of columns_of before those of `taught`: one for each of the first four fields of VerifyRows."""
 
 
 class VerifyGraphs(DecodeGraphs):
-    """CUDA graphs of decode steps that verify drafts. A step returns for each row, one row after another: its drafts,
-    the target's choices, and for each draft 1 if the draft is nearly the target's choice, else 0.
+    """CUDA graphs of decode steps that verify drafts. A step returns for each sequence of the batch, one after another:
+    its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's choice, else 0.
     """
 
     def __init__(self, drafter: Drafter, kv: PagedKv, max_running_requests: int) -> None:

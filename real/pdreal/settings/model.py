@@ -70,7 +70,7 @@ class ModelConfig:
     tied_embeddings: bool
     llama: LlamaArchitecture
     experts: Experts | None = None
-    """Experts, in place of the MLP of the last experts.num_layers layers. None: no layer has experts."""
+    """Experts, instead of the MLP in the last experts.num_layers layers. None: no layer has experts."""
     latent: LatentAttention | None = None
     """Latent attention: one latent per token, which all query heads share. None: the model has grouped-query
     attention."""
