@@ -18,6 +18,7 @@ from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.cost import ColdKernels
 from pdsim.scenario.sections.servers import ElasticSettings
 from pdsim.sim.simulation import Observation, Simulation
 from tests.strategies import optimistic_scenarios, scenarios, vllm_scenarios
@@ -124,6 +125,25 @@ def test_a_drained_instance_is_empty_and_gets_nothing_before_it_serves_again(sce
 
     simulation = Simulation(cluster, Observation(journal=record))
     simulation.run()
+
+
+@given(elastic())
+@examples(25)
+def test_a_server_that_gets_a_role_compiles_its_kernels_again(scenario: Scenario):
+    kernels = ColdKernels.model_construct(prefill=30 * MILLISECOND)
+    traced = run(scenario.model_copy(update={"cost": scenario.cost.model_copy(update={"cold_kernels": kernels})}))
+    served = [
+        (message.instance_id, entry.args[1])
+        for entry in traced.journal
+        if entry.call == "on_message" and isinstance(message := entry.args[0], Serve)
+    ]
+    compiled = set()
+    for step in traced.records.steps:
+        if step.kind == "prefill" and step.instance_id.startswith("prefill"):
+            num_served = sum(name == step.instance_id and at_ns <= step.start_ns for name, at_ns in served)
+            kernel = step.instance_id, num_served, (step.num_requests - 1).bit_length()
+            assert (step.compiling_ns > 0) == (kernel not in compiled)
+            compiled.add(kernel)
 
 
 @given(elastic())
