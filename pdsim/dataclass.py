@@ -44,7 +44,9 @@ else:
 
 
 def _first_call(cls: Any) -> Any:
-    """A constructor that replaces itself with the one it compiles. Several threads may be the first to call it."""
+    """Returns an __init__ for a dataclass. When it is first called, it compiles the real constructor, puts this in its
+    own place, and calls it. Several threads may make the first call.
+    """
 
     def compiling(self: Any, *args: Any, **kwargs: Any) -> None:
         cls.__init__ = _constructor(cls)

@@ -46,9 +46,11 @@ def words(unit):
 def unit_in_pool(
     pages, unit, live, ROW: tl.constexpr, HEAD: tl.constexpr, HEADS: tl.constexpr, PAGE: tl.constexpr, HND: tl.constexpr
 ):
-    """Returns the offset of each unit (16 bytes) in a plane, as a number of units from the beginning of the first moved
-    head. pages: address of the request's page list. unit: numbers of the units, in the order of tokens. live: mask of
-    the units that exist. ROW: units moved per token. HEAD: units per head. HEADS: heads of the plane. PAGE: tokens per
+    """Returns where units of 16 bytes lie in a plane. Each position is a number of units, counted from the plane's
+    first head that is moved.
+
+    pages: address of the request's page list. unit: numbers of the units, in the order of tokens. live: mask of the
+    units that exist. ROW: units moved per token. HEAD: units per head. HEADS: heads of the plane. PAGE: tokens per
     page. HND: True: pages have order HND; False: NHD.
     """
     token = unit // ROW

@@ -308,9 +308,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return num_reserved - self._expected_growth(self.running)
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
-        """Number of further output tokens that these running requests are expected to produce: new_token_ratio times
-        the rest of their maximum outputs. With EngineRules.expects_fixed_outputs, requests that ignore EOS count their
-        whole rest.
+        """Number of further output tokens that these running requests are expected to produce. For each request this is
+        new_token_ratio times the rest of its maximum output. For a request that ignores EOS, it is the whole rest if
+        EngineRules.expects_fixed_outputs is True.
         """
         ratio = self._ratio.at(self._num_steps)
         if not self.limits.rules.expects_fixed_outputs:

@@ -28,7 +28,8 @@ class AggregatedLimits:
     requests."""
     overlap: bool = True
     """True: the instance chooses a step while the previous step runs (SGLang's overlap schedule). Messages that arrive
-    during a step wait for one more step. A driver that itself chooses steps early must set False."""
+    during a step wait for one more step. Must be False if the driver asks for steps early by itself.
+    """
     drafts: Drafts | None = None
     """Numbers of tokens per request in a speculative step. None: no speculative decoding; each step gives each request
     one token."""
@@ -83,14 +84,14 @@ class ReceiveInterval:
     """
 
     def __init__(self, num_steps: int) -> None:
-        """num_steps: number n of decode steps after which the loop takes new requests. 1: after each step."""
+        """num_steps: number n of decode steps after which SGLang's loop takes new requests. 1: after each step."""
         self._interval = num_steps
         self._start = 0
         """Number of decode steps before the last forward with prompts, or before the instance became idle."""
 
     def num_held_steps(self, step: Step | Wait, num_done: int) -> int:
-        """Number of decode steps that begin after `step` and before the loop takes new requests. The caller passes each
-        chosen step, in order. num_done: number of decode steps that have ended so far.
+        """Number of decode steps that begin after `step` before SGLang's loop takes new requests. The caller must call
+        this for each step that it chooses, in order. num_done: number of decode steps that have ended so far.
         """
         if not isinstance(step, DecodeStep):
             self._start = num_done + isinstance(step, MixedStep)  # which num_done counts, too

@@ -156,8 +156,11 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
-    """Checks host memory: pages have one owner, locks and tokens of its tree agree, and each of the GPU's tree `nodes`
-    that is linked to a host node ends at the same token. prefetcher: holds further host pages. Raises InvariantError.
+    """Checks host memory, and raises InvariantError if a rule is broken. Each page has one owner, and the locks and
+    tokens of the host cache's tree agree. A node of the GPU's tree that is linked to a node of the host cache ends at
+    the same token.
+
+    nodes: all nodes of the GPU's tree. prefetcher: holds further host pages.
     """
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))

@@ -728,7 +728,9 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class ReturnKv:
-    """Send this KV from decode to prefill. The transfer does not use the sender's queues."""
+    """Send a unit of KV from decode back to prefill. The transfer does not use the queues of prefill's transfer
+    workers.
+    """
 
     unit: TransferUnit
 

@@ -53,12 +53,12 @@ class ColdServer:
         return -(-end // self.page_size) - -(-chunk.num_context_tokens // self.page_size)
 
     def next_stall(self, num_requests: int) -> tuple[int, int]:
-        """Returns the number of decode steps of num_requests requests before the next stall, and the stall in ns (0:
-        none follows).
+        """Returns how many decode steps of num_requests requests run before the next stall, and the length of the stall
+        in ns (0: no stall follows).
 
-        Which variant of a kernel a step needs is not known, because pages of decode steps are not counted. Each of the
-        first num_variants steps with so many requests, rounded up to a power of two, therefore counts as if it compiled
-        a variant.
+        A step stalls if it needs a kernel variant that is not compiled yet. The variant depends on the pages of the
+        step, which are not counted. Therefore each of the first num_variants steps of a batch size, rounded up to a
+        power of two, counts as if it compiled a variant.
         """
         num_before, stall_ns = self._next_numbered(num_requests)
         if self.decode_kernel_ns and self._decode_steps[_power_of_two(num_requests)] < self.num_variants:

@@ -12,7 +12,7 @@ from pdsim.system.encoder import Encoder
 
 
 class EncoderTimes:
-    """Times of forwards of an encoder on one GPU, or divided over several."""
+    """Times of an encoder's forwards on one GPU, or on several GPUs that divide each forward."""
 
     def __init__(self, encoder: Encoder, gpu: GpuSpec, *, num_gpus: int = 1, factor: float = 1) -> None:
         """factor: multiplies all times. The shares of nominal rates, and the time of launching a layer, are those of

@@ -233,8 +233,8 @@ def kinds(layout: Layout) -> dict[str, str]:
 
 
 def _all_reduce_kind(layout: Layout) -> str:
-    """Number of GPUs that an all-reduce joins, as written in the kernels' table. The GPUs are those of an instance or,
-    if each GPU gets the tokens of all data-parallel ranks, those of the server.
+    """The kind of an all-reduce in the kernels' table: the number of GPUs whose data it sums, as text. These are the
+    GPUs of an instance or, if each GPU gets the tokens of all data-parallel ranks, the GPUs of the server.
     """
     sums_all = layout.dp > 1 and not layout.sends_to_experts
     num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)

@@ -90,8 +90,8 @@ def tiled(num_tokens: int, tile_tokens: int) -> int:
 
 
 def window_pairs(chunk: PrefillChunk, window_tokens: int) -> float:
-    """Number of pairs of a new token of the chunk and a token that it attends to, if each new token attends only to the
-    last window_tokens tokens.
+    """Number of pairs of tokens in the attention of a chunk, if each new token attends only to the last window_tokens
+    tokens. A pair is a new token with one token to which it attends.
     """
     first, last = chunk.num_context_tokens, chunk.num_context_tokens + chunk.num_tokens
     beyond, before = max(0, last - window_tokens), max(0, first - window_tokens)

@@ -436,7 +436,8 @@ class PipelineTimes:
 def pipeline_times(layout: Layout, num_layers: int) -> PipelineTimes:
     """Returns the times of a layout's pipeline stages. num_layers: number of layers of the whole model.
 
-    Hidden states and residuals are sent in bf16. Each rank sends an equal share.
+    A stage sends hidden states and residuals to the next stage in bf16. Each rank of the stage sends an equal share of
+    these bytes.
     """
     layers, gpu = stage_layers(num_layers, layout.pp), layout.gpu
     bandwidth = gpu.nvlink_bandwidth if layout.num_gpus <= gpu.gpus_per_server else gpu.nic_bandwidth

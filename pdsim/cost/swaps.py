@@ -44,7 +44,8 @@ class SwapCosts:
     chosen_tokens: int
     """Number of tokens that attention chooses for a request."""
     miss_rate: float
-    """Mean share of the chosen tokens that a buffer lacks."""
+    """Share of the tokens chosen by sparse attention that are missing in the request's buffer on the GPU, on average.
+    """
     load_bandwidth: float
     """Rate in bytes per second of copies to the GPU."""
     save_bandwidth: float

@@ -64,8 +64,8 @@ returns None if commands express the value, otherwise the reason why it is refus
 def add_encode_instances(
     made: Launch, program: Sequence[str], scenario: Scenario, at: Sequence[Place], model: str
 ) -> None:
-    """Adds a command to `made` for each encode instance of SGLang. program: words that start a server. at: where the
-    encode instances run. model: name or path of the model.
+    """Adds the commands that start SGLang's encode instances to `made`. program: words that start a server. at: host,
+    port and GPUs of each encode instance. model: name or path of the model.
     """
     if (encode := scenario.encode) is None:
         return

@@ -70,8 +70,8 @@ LINKS: dict[str, dict[str, str]] = {
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
-"""For each transport: environment variables that select its link, where the engine would choose another. Sources in
-SGLang 0.5.23: disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
+"""For each transport that SGLang would not choose by itself: the environment variables that make it use this link.
+Sources in SGLang 0.5.23: disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
 distributed/device_communicators/mooncake_transfer_engine.py.
 """
 QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}

@@ -49,7 +49,9 @@ class _Objects:
         """Long tuples of integers with their JSON, by id. A grant and the transfer of its pages have the same tuple."""
 
     def numbers(self, values: Sequence[Any]) -> list[int]:
-        """Returns the numbers of objects. A new object gets the next number, after the objects in its fields."""
+        """Returns the number of each object in the block. An object without a number gets the next one; objects in its
+        fields get theirs first.
+        """
         ids = list(map(id, values))
         by_kind: dict[Any, list[Any]] = defaultdict(list)
         for value in dict(zip(ids, values, strict=True)).values():

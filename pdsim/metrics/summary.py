@@ -297,7 +297,7 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 _SHARE = 0.05
 """The queue counts as growing only if more than this share of the requests that should have ended in the second half of
-the run did not. A smaller share may come from a burst at the end.
+the run had not ended. A smaller share may come from a burst at the end.
 """
 _DEVIATIONS = 3
 """In the second half of a run, fewer requests may end than should have. The difference counts as chance up to this

@@ -130,7 +130,9 @@ def checked_table(folder: Path, name: str) -> Any:
 
 
 def records_in(folder: Path, name: str, table: Any) -> list[Any]:
-    """Makes a record of each row of a table. Raises RunFolderError if the table has columns that the record lacks."""
+    """Makes a record of each row of an Arrow table. folder: the run folder. name: name of the table, which selects the
+    kind of record. Raises RunFolderError if the table has columns that the record lacks.
+    """
     kind, names = KINDS[name], table.column_names
     rows = zip(*map(_values, table.columns), strict=True)
     try:

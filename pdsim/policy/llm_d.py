@@ -22,7 +22,7 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 _SECOND_NS = 1_000_000_000
 _MS_NS = 1_000_000
 _SWEEP_NS = 30 * _SECOND_NS
-"""Interval at which the router looks for sessions to forget (evictionSweepSeconds)."""
+"""Interval at which the router removes sessions that were not used for a long time (evictionSweepSeconds)."""
 _FULL_QUEUE_TOKENS = 4_194_304
 """Number of uncached prompt tokens at an instance for which token-load-scorer gives 0 (queueThresholdTokens)."""
 

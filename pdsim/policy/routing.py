@@ -168,7 +168,7 @@ class LengthAndQueue:
     max_local_prefill_length: int = 1000
     """Maximum number of uncached tokens of a prompt that decode computes itself."""
     max_prefill_queue_size: int = 2
-    """If this number of prompts waits on prefill, decode computes further prompts itself."""
+    """Number of prompts at which prefill's queue counts as full. Decode then computes further prompts itself."""
 
     def __post_init__(self) -> None:
         if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:

@@ -10,9 +10,11 @@ from pdsim.policy.views import ScalingView
 
 @dataclass
 class LoadThresholds:
-    """Adds a server to a role whose load is above a threshold, and removes a server from a role whose load is below a
-    lower threshold: Dynamo's load planner. If all GPUs are in use, a server changes its role instead, provided that the
-    load of the role that it leaves is below that role's lower threshold.
+    """Scales each role by two thresholds of its load, as Dynamo's load planner does. Above the higher threshold, the
+    role gets another server. Below the lower threshold, the role loses a server.
+
+    If all GPUs are in use, an overloaded role takes a server from the other role, but only if the other role's load is
+    below its own lower threshold.
     """
 
     prefill_queue_scale_up: float = 5.0

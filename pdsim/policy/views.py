@@ -355,7 +355,7 @@ class RoleSeen(Protocol):
 
     @property
     def num_servers(self) -> int:
-        """Number of servers that have the role, start with it, or change to it."""
+        """Number of servers that have the role, that start up in the role, or that change to the role."""
 
     @property
     def num_serving(self) -> int:

@@ -111,8 +111,8 @@ class Simulation(Bus):
         self._clients.tell_router(message)
 
     def _driver(self, instance: Any) -> Actor:
-        """Returns the driver of a new or restarted instance. Host memory and warmed-up shapes of an earlier life are
-        lost.
+        """Returns a driver for a new or restarted instance. A restarted instance gets an empty host memory, and must
+        compile its kernels again.
         """
         lockstep = self._locksteps.get(server_of(instance.instance_id))
         parts = Parts(

@@ -78,8 +78,8 @@ class Base:
     scenario: Scenario
     """The scenario of the file `path` after `changes`, with its load."""
     is_sample: bool
-    """True: the requests come from a recorded trace and are sent at its recorded times, so all seeds give the same
-    load.
+    """True: the requests are the sample that a recorded trace holds, sent at its recorded times. All seeds then give
+    the same load.
     """
     own_aggregated: Changes | None = None
     """Settings of the user's aggregated servers. For studies, `scenario` has a prefill and a decode server with the

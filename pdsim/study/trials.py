@@ -56,8 +56,9 @@ class Trials:
         return self._seed_by_seed(changes, lambda rows: not _misses(rows[-1]))
 
     def first_outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters, like `outcomes`. If a cluster meets the SLO with its first seed, the other seeds are
-        not run.
+        """Outcomes of clusters, with as few runs as their verdicts need. A cluster that meets the SLO with its first
+        seed is not run with the other seeds. As in `outcomes`, a cluster is not run with further seeds after a run that
+        can no longer meet the SLO.
         """
         return self._seed_by_seed(
             changes, lambda rows: not _misses(rows[-1]) and not (len(rows) == 1 and outcome_of(rows, self.slo).meets)

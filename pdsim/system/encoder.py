@@ -26,7 +26,7 @@ class VisionEncoder:
     patch_size: int
     """Width of a patch in pixels."""
     temporal_patch_size: int = 2
-    """Number of video frames in one patch. A single image is repeated to fill its patches."""
+    """Number of video frames in one patch. A single image is repeated until it has as many frames."""
     merge_size: int = 2
     """Number of patches in each direction that a prompt token merges."""
     out_hidden_size: int

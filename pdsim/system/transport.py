@@ -79,8 +79,8 @@ class Transport:
 
     @property
     def posting_each_ns(self) -> float:
-        """Part of the time for posting one descriptor, in ns, that passes before the first byte of the batch moves. The
-        rest is moving_each_ns.
+        """Time in ns per descriptor during which a batch is posted and no byte of the batch moves yet. Together with
+        moving_each_ns, during which bytes move, this is descriptor_ns.
         """
         return (1 - self.overlap) * self.descriptor_ns
 

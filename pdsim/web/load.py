@@ -48,7 +48,9 @@ def whole_part(base: Base) -> Part:
 
 
 def load_of(base: Base, part: Part) -> Load:
-    """The load with the requests of this part. Raises ConfigError if a trace cannot be read."""
+    """The load that consists of the requests that the user chose on the page. part: the trace, and which of its
+    requests to simulate. Raises ConfigError if a trace cannot be read.
+    """
     workload, whole = base.scenario.workload, whole_part(base)
     fields = {"skip_requests": part.first - 1, "num_requests": part.count}
     if part.trace not in ("", whole.trace):

@@ -124,7 +124,7 @@ class Profile:
     """
 
     levels: tuple[float, ...]
-    """Rates in requests per second. If rate_per_s is given, only the ratios of the levels count: [1, 4, 2]."""
+    """Rates in requests per second, such as [1, 4, 2]. If rate_per_s is given, only the ratios of the levels count."""
     level_ns: int | tuple[int, ...]
     """Duration of each level: `1 h` for all levels, or one duration per level, [30 s, 10 s, 60 s]."""
     rate_per_s: float | None = None

@@ -250,8 +250,8 @@ def _turns_of(line: Line) -> list[Any] | None:
 
 
 def _with_body(line: Line) -> Line:
-    """Returns a record that has its own fields and those of the request in its body. Raises TraceError if there is no
-    prompt.
+    """Returns a record of a trace with the fields of its request body, if it has one, added to its own fields. Raises
+    TraceError if the record has no prompt.
     """
     body = _body_of(line)
     if body is None:

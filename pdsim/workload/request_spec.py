@@ -21,7 +21,9 @@ class RequestSpec(NamedTuple):
     arrival_ns: int = 0
     """Arrival time in ns in the trace. Open-loop clients with arrivals of their own, and closed loops, ignore it."""
     after: tuple[int, ...] = ()
-    """Ids of requests that must end before this request is sent, in most cases the turn before."""
+    """Ids of requests that must end before this request is sent. In most cases this is the previous request of the same
+    conversation.
+    """
     think_ns: int = 0
     """Pause in ns between the end of the last request in `after` and sending this request."""
     request_class: str = ""

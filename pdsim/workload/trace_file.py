@@ -267,7 +267,9 @@ def num_parquet_rows(path: Path) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a Parquet column as JSON or CSV would contain it."""
+    """Returns a value of a Parquet column in the form that it would have in a JSON or CSV file, such as a text in place
+    of a date.
+    """
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
     if isinstance(value, Decimal):

@@ -29,7 +29,7 @@ _WAITS = '"wait_for"'
 
 class TraceKind(NamedTuple):
     use: str
-    """Name of the workload."""
+    """Name of the workload that reads the trace, for the field `use` of a scenario's workload."""
     has_times: bool
     """True: requests have arrival times, at which an open loop sends them."""
 

@@ -189,11 +189,12 @@ class Launcher:
 
     async def restart(self, instance_id: str, patience_s: float) -> None:
         """Restarts an instance without failing a request: sends no new requests to the instance, waits until it has
-        none, and starts it again. Returns when the instance takes requests again.
+        none, and starts it again. Returns when the instance takes requests again. patience_s: maximum time in s until
+        the instance has no requests.
 
-        patience_s: maximum time in s until the instance has no requests. Raises RestartError if this takes longer, if
-        instances do not start again (no health section), or if no other instance of the role takes requests. Then the
-        instance continues as before.
+        Raises RestartError, and lets the instance continue as before, in three cases: its requests take longer than
+        patience_s; the scenario has no health section, so instances that end are not started again; no other instance
+        of the role takes requests.
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:

@@ -50,12 +50,11 @@ def decode_part_kernel(
     """Attends with one KV head to the tokens of one share, sequence by sequence. Each sequence's result goes to
     `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
 
-    GROUP: number of query heads of the KV head, times the number of new tokens of a sequence; the heads lie token after
-    token. NEW: this number of new tokens. ROWS: GROUP, rounded up to a power of two from 16 on. HEADS: KV heads.
-    bounds, first_sequences: as of divide_kernel; parts, part_stats: of a DecodeWorkspace; the other tensors: as of
-    paged_decode. scale_log2: factor on the scores, times log2(e). query_stride, table_stride: elements from one row to
-    the next. TOKENS: tokens per block. BATCH, SHARES: numbers of sequences and shares. WINDOW: tokens of the window; 0:
-    none.
+    GROUP: query heads of the KV head times NEW; the heads lie token after token. NEW: new tokens of each sequence.
+    ROWS: GROUP, rounded up to a power of two from 16 on. HEADS: KV heads. bounds, first_sequences: written by
+    divide_kernel. parts, part_stats: tensors of a DecodeWorkspace. The other tensors are arguments of paged_decode.
+    scale_log2: factor on the scores, times log2(e). query_stride, table_stride: elements from one row to the next.
+    TOKENS: tokens per block. BATCH, SHARES: numbers of sequences and shares. WINDOW: tokens of the window; 0: none.
     """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens

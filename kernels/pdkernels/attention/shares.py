@@ -49,9 +49,9 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Returns the number of blocks in a share, at least 1. bounds: int32 [BATCH + 1], for each sequence the number of
-    blocks of all sequences before it, then the number of all blocks. BATCH: number of sequences. SHARES: number of
-    shares.
+    """Returns the number of KV blocks, at least 1, that each program of a decode attention kernel reads: its share.
+    bounds: int32 [BATCH + 1], for each sequence the number of blocks of all sequences before it, then the number of all
+    blocks. BATCH: number of sequences. SHARES: number of shares.
     """
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 

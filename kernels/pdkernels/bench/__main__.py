@@ -100,8 +100,8 @@ def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
 
 
 def summary(rows: list[Row]) -> str:
-    """Returns a table by side (gather, scatter) and size: the smallest share of copy bandwidth, and the smallest
-    speed-up over SGLang's kernel.
+    """Returns a table of the measured rows, with one line for each direction (gather or scatter) and size class: the
+    smallest share of copy bandwidth that the kernel reaches, and its smallest speed-up over SGLang's kernel.
     """
     lines = [f"{'':24} {'rows':>5} {'least share of copy':>20} {'SGLang : fused, least':>22}"]
     shape = {(r.kernel, r.model, r.tokens, r.page_size, r.dst_tp): r for r in rows if r.variant == "sglang"}

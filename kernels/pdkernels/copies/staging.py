@@ -43,8 +43,8 @@ class StagingCopy:
 
 
 class Ready:
-    """A staging copy with all arguments that do not change from call to call. Thus a call takes a few microseconds on
-    the host.
+    """A gather or scatter that is prepared for many calls: all arguments that stay the same are checked and stored
+    once, so a call takes only a few microseconds on the host.
     """
 
     def __init__(

@@ -191,9 +191,9 @@ class GpuScaling:
         return {"prefill": _section(prefill), "decode": _section(self._decode(cost.decode, ratio, token_ns))}
 
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
-        """The field `measured` of the derived profile's cost: the setup for which its times hold. settings: this field
-        of the measured profile. GPU and weight type become those of the target, and scaled_from names those of the
-        source.
+        """Returns the field `measured` for the cost of the derived profile: the setup for which the profile's times
+        hold. settings: the same field of the measured profile. The result names the target GPU and the target's weight
+        type; its field scaled_from names the source GPU and the source's weight type.
         """
         setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:

@@ -192,8 +192,8 @@ def named_cases(known: list[str], experiments: Path) -> str:
 
 
 Simulate = Callable[..., Mapping[str, Any]]
-"""Simulates a scenario and returns its summary. A second argument gives the number of first requests that do not count.
-Callers pass this function in, because this package must not import the simulator.
+"""Simulates a scenario and returns its summary. If a second argument n is given, the summary leaves out the first n
+requests. Callers pass this function in, because this package must not import the simulator.
 """
 
 

@@ -131,8 +131,8 @@ class ValidationSuite:
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
-        """The scenario that the simulator runs for a variant: with the KV pools of the real run, and with the cost of
-        the profile.
+        """The scenario that the simulator runs for a variant. The sizes of its KV pools are those of the real run; its
+        step times, network and front end are those of the profile.
         """
         profile = variant.profile or self.profile
         if profile is None:

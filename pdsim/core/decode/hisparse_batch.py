@@ -66,8 +66,8 @@ class HiSparseBatch(RunningBatch[RequestT]):
             self._hisparse.grow_all(leases, len(leases))
 
     def _lacks(self, leases: list[Lease]) -> int:
-        """Number of pages that are lacking to give each of these leases one further page. Host memory and the GPU lack
-        different numbers; returns the larger one. 0: nothing is lacking.
+        """Number of further pages that must become free before each of these leases can get one page. The number is
+        taken for host memory and for the GPU, and the larger one is returned. 0: there are enough free pages.
         """
         cache, num_opened = self._hisparse, len(leases)
         num_grown = sum([cache.num_lacking(lease, 1) for lease in leases])

@@ -240,8 +240,8 @@ class RunningBatch(Generic[RequestT]):
         self._give_back(request)
 
     def _give_back(self, request: RequestT) -> None:
-        """Frees the pages of a retracted request, and evicts cached pages so that the other requests can run for
-        RETRACT_STEPS steps. The other requests include ended requests that SGLang still counts as running
+        """Frees the pages of a retracted request. Then evicts cached pages so that the requests that remain in the
+        batch can run for RETRACT_STEPS steps. Ended requests that SGLang still counts as running are included
         (managers/schedule_policy.py, 0.5.12, :1019).
         """
         self._drop(request)

@@ -20,8 +20,9 @@ class OwnMedia:
         embedding_bytes: Mapping[str, int],
         cache: EmbeddingCache,
     ) -> None:
-        """media: items of each request that has any, by the client's id. embedding_bytes: bytes of the embeddings of
-        one token, by modality; items of other modalities are not encoded.
+        """media: images and audio clips of each request, by the client's id of the request; requests without images and
+        clips are left out. embedding_bytes: bytes of the embeddings of one token, by modality; items of modalities that
+        are not listed are not encoded. cache: embeddings that are kept for later requests.
         """
         self._media = media
         self._embedding_bytes = embedding_bytes

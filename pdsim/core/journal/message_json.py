@@ -62,8 +62,8 @@ _INT = frozenset({int})
 LONG = 12
 """Minimum length of sequences of integers that are written as runs (first integer and length)."""
 _LEAST_MEAN = 4
-"""Minimum mean length of the runs of consecutive integers as which ids are written. Shorter runs would have longer text
-than the integers themselves.
+"""Ids are written as runs of consecutive integers only if the runs have at least this length on average. With shorter
+runs, the text would be longer than that of the integers themselves.
 """
 _MOST_IDS = 1 << 24
 """Maximum length of a sequence that is read from runs. The limit keeps a damaged journal from filling the memory."""

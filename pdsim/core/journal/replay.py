@@ -19,7 +19,7 @@ def replay(
     entries: Iterable[Entry], instances: Mapping[str, Any], restarted: Callable[[str], Any] | None = None
 ) -> int:
     """Makes the recorded calls on new instances, and returns the number of calls. Raises ReplayError at the first call
-    whose result differs, that raises an error, or whose instance is unknown.
+    that returns another result than the recorded one, raises an error, or belongs to an unknown instance.
 
     instances: new instances by id. restarted: function that gets the id of an instance that died in the recorded run,
     and makes an instance in its place; None: raises ReplayError if an instance died in the recorded run.

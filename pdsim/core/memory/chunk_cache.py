@@ -189,7 +189,7 @@ class ChunkCache:
 
     def num_loadable_pages(self, request_id: int, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
         """Number of GPU pages that host memory can load after the first num_shared pages of a sequence, up to its first
-        num_tokens tokens. Without storage, the call counts as a use of the chunks.
+        num_tokens tokens. If there is no storage behind host memory, the call also marks the chunks as recently used.
         """
         if not self._stores:
             for key in reversed(self._found(sequence, num_tokens)):
@@ -208,11 +208,12 @@ class ChunkCache:
         self._copies.append(m.LoadChunks(request_id, host_chunks, tuple(pages)))
 
     def save(self, prompt: TokenSequence, first: int, num_tokens: int, table: list[int]) -> None:
-        """Adds a command that copies whole chunks of the prompt's first num_tokens to host memory, without its first
-        `first` chunks. Evicts other chunks if needed. table: the request's GPU pages.
+        """Adds a command that copies chunks of a prompt to host memory: the whole chunks of the first num_tokens
+        tokens, beginning with the chunk of index `first`. Evicts other chunks if needed. table: the request's GPU
+        pages.
 
-        A chunk that host memory already has is copied again, and its second copy is freed at once. With is_layerwise,
-        only missing chunks are copied.
+        A chunk that host memory already has is copied again, and the pages of its second copy are freed at once. If
+        LMCache copies layer by layer (is_layerwise), only missing chunks are copied.
         """
         chunks = list(enumerate(prefix_keys(prompt, num_tokens, self.chunk_tokens)))[first:]
         if self.is_layerwise:

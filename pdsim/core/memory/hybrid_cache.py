@@ -205,9 +205,9 @@ class HybridKvCache(KvCache):
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Caches the pages up to the last state that a computed chunk leaves, and keeps this state. num_tokens: number
-        of the sequence's tokens that are computed. is_chunk: True: further chunks of the prompt follow.
-        num_prompt_tokens is unused.
+        """Keeps the last linear-attention state that a chunk has left in memory, and caches the request's pages up to
+        this state. num_tokens: number of the sequence's tokens that are computed. is_chunk: True: further chunks of the
+        prompt follow. num_prompt_tokens has no effect in this class.
         """
         assert isinstance(lease, HybridLease)
         assert lease.node is not None

@@ -50,7 +50,9 @@ class KvbmCache:
         self._copies: list[m.HostCopy] = []
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order, and forgets them."""
+        """Returns the copies between GPU and host memory that were decided since the last call, in order, and forgets
+        them.
+        """
         copies, self._copies = self._copies, []
         return copies
 

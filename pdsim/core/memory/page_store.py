@@ -28,8 +28,8 @@ class PageStore:
         return max(0, node.stop - start_tokens) // self._page_size
 
     def num_missing(self, sequence: TokenSequence, start_tokens: int, stop_tokens: int) -> int:
-        """Number of pages of the tokens [start_tokens, stop_tokens) that storage lacks. 0 if storage also lacks a page
-        before start_tokens.
+        """Number of pages of the tokens [start_tokens, stop_tokens) that storage lacks. Returns 0 if storage already
+        lacks a page before start_tokens, because the range then cannot continue stored pages.
         """
         end = min(self._tree.peek(sequence), stop_tokens)
         return 0 if end < start_tokens else (stop_tokens - end) // self._page_size

@@ -159,7 +159,9 @@ class VllmHybridCache(KvCache):
         self.num_left_pages = 0
 
     def waits(self, lease: Lease) -> bool:
-        """True if a newly opened lease continues from a state that the step being chosen will compute."""
+        """True if a newly opened lease must wait, because it continues from a state that the step being filled has yet
+        to compute.
+        """
         return lease.node in self._fresh
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
@@ -194,9 +196,10 @@ class VllmHybridCache(KvCache):
         return self.pages_per_state * (begins_block + self._exports(start, end, prefill_end))
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Called before a chunk of the tokens [start, end) is computed, when its KV is in the prefix cache already.
-        Allocates pages for the states that the chunk writes, and caches those states from which another prompt may
-        continue. prefill_end: number of the request's tokens that are computed as a prompt.
+        """Prepares the states of a chunk with the tokens [start, end) before it is computed. The chunk's KV pages are
+        already in the prefix cache at this time. Allocates pages for the states that the chunk writes, and caches those
+        states from which another prompt may continue. prefill_end: number of the request's tokens that are computed as
+        a prompt.
         """
         if not self.keeps_states:
             return

@@ -277,8 +277,8 @@ class ForwardBuilder(Generic[RequestT]):
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
-        """Stops a prompt: no further forward takes its tokens. caches: True: the prefix cache takes the prompt's last
-        chunk.
+        """Stops a prompt, so that no further forward computes it. caches: True: the KV of the prompt's last chunk is
+        put into the prefix cache.
         """
         if caches and self._unshared is request:
             self._cache_prefix(request, request.num_computed_tokens, is_chunk=True)

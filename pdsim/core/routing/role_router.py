@@ -121,8 +121,8 @@ class RoleRouter:
         return self._cached.get(instance_id, (0, 0))
 
     def _num_credited_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's tokens that the router takes as cached at this instance. They do not count as work for
-        the instance.
+        """Number of the prompt's tokens that the router believes this instance has cached. The router does not count
+        them as work for the instance.
         """
         if self.reads_caches:
             credited: int = getattr(self._policy, "num_credited_tokens")(*self.tier_tokens(instance_id))  # noqa: B009

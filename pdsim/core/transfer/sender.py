@@ -68,7 +68,9 @@ class Sender:
 
     @property
     def held(self) -> list[int]:
-        """Ids of requests for which this sender still has units, ring spans or an answer to give."""
+        """Ids of requests that still have units in this sender's queues, KV in a staging ring, or an abort that the
+        sender must confirm.
+        """
         sending = [queue.sending for queue in self._queues if queue.sending is not None]
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
         return [*(unit.request_id for unit in units), *(request_id for request_id, _ in self._spans), *self._stopping]

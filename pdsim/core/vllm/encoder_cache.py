@@ -50,8 +50,8 @@ class EncoderCache:
         self.chosen = []
 
     def trial(self) -> "EncoderCache":
-        """Returns a copy whose step has no items yet. The caller can try choices on the copy, and this cache does not
-        change.
+        """Returns a copy of this cache on which the caller can try choices; this cache does not change. The copy has no
+        items chosen for the step.
         """
         copy = EncoderCache(self.max_tokens, splits_items=self._splits_items)
         copy.num_free_tokens = self.num_free_tokens

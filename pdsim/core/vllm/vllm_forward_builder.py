@@ -29,10 +29,12 @@ class TokenBudget:
     """Maximum tokens of one prompt in one step (long_prefill_token_threshold). None: a prompt may take the rest of the
     step's budget."""
     has_fair_shares: bool = False
-    """True: if step_tokens divided by the number of requests exceeds prompt_tokens, this quotient limits a prompt's
-    tokens instead (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764)."""
+    """True: each prompt may take at least an equal share of the step: if step_tokens divided by the number of requests
+    is larger than prompt_tokens, the quotient is the limit of one prompt (long_prefill_token_threshold_adaptive; vLLM
+    0.33.0, v1/core/sched/scheduler.py:764).
+    """
     prefill_interval_steps: int = 1
-    """While requests decode, at most one of this number of consecutive steps computes prompts."""
+    """While requests decode, prompts are computed in at most one of n consecutive steps, where n is this number."""
     encoder_tokens: int = 0
     """Maximum tokens of images and audio clips whose embeddings are kept. 0: the model has no encoder."""
     splits_media: bool = True

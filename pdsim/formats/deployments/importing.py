@@ -172,8 +172,8 @@ def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
 
 
 def _is_headless(process: Process) -> bool:
-    """True if the process is one part of a server on several hosts, and the process on another host stands for the
-    server.
+    """True if the process is a further part of a server that spans several hosts. The scenario's server is then read
+    from the process on the first host.
     """
     _, flags = parsed(process.words)
     rank = flags.get("data-parallel-start-rank")

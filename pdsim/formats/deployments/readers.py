@@ -13,9 +13,9 @@ Value = str | bool | list[str]
 
 
 def parsed(words: Sequence[str]) -> tuple[list[str], dict[str, Value]]:
-    """Splits the words of a command. Returns words that belong to no option, and the options' values by name.
-    `--tp-size 4` and `--tp_size=4` are the same option. True: the option has no value. A list: the option has several
-    values.
+    """Splits the words of a command. Returns the words that belong to no option, and the value of each option by the
+    option's name. The value is True for an option without a value, and a list for an option with several values.
+    `--tp-size 4` and `--tp_size=4` are the same option.
     """
     alone: list[str] = []
     flags: dict[str, Value] = {}

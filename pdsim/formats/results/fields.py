@@ -8,7 +8,8 @@ from pdsim.scenario.yaml_file import ConfigError
 
 
 class ResultFields:
-    """A JSON object in a result, with its place, so that errors name the file and the field.
+    """A JSON object in a benchmark's result. It knows its file and its path in the file, so that error messages can
+    name both.
 
     Fields that are null count as missing.
     """

@@ -27,7 +27,7 @@ class Tool(NamedTuple):
     file: str
     """Usual name of the file that the tool writes."""
     differs: str
-    """Says how the tool's numbers differ from those of a summary with the same names."""
+    """Says which of the tool's numbers mean something else than the numbers of the same name in a summary."""
     wrote: Callable[[ResultFields], Any]
     """Tells whether a result comes from this tool."""
     summary: Callable[[ResultFields], dict[str, float]]

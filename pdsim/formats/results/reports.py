@@ -46,8 +46,8 @@ def load_of(benchmark: ResultFields) -> str:
 
 
 def _strategy(benchmark: ResultFields) -> ResultFields:
-    """The strategy of a benchmark of GuideLLM, such as a constant rate: in `config`, or in `args` before version 2 of
-    the report.
+    """The strategy of a benchmark of GuideLLM, such as a constant rate. The strategy is in `config` or, before version
+    2 of the report, in `args`.
     """
     return benchmark.part("config" if "config" in benchmark else "args").part("strategy")
 
@@ -88,8 +88,9 @@ def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
 
 
 def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) -> dict[str, float]:
-    """The statistics of a latency, as fields of a summary. distribution: the report's statistics of the latency. in_ms:
-    factor to ms. Empty: the mean is 0, because nothing was measured, for example without streaming.
+    """The statistics of a time, such as TTFT, as fields of a summary. distribution: the report's statistics of the
+    time. latency: name of the time in the summary's fields. in_ms: factor from the report's unit to ms. Returns no
+    field if the mean is 0: then nothing was measured, for example because answers were not streamed.
     """
     if not distribution.number("mean"):
         return {}

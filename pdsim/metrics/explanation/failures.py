@@ -41,7 +41,7 @@ class Failure:
     """The requests that failed for one reason."""
 
     reason: str
-    """Reason of the first failed request, in which roles replace the names of instances."""
+    """Reason of the failures, as the first failed request gives it. Names of instances are replaced by their roles."""
     num_requests: int
     relief: str
     """Fields of the scenario that would prevent such failures. Empty: none would."""

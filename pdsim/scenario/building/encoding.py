@@ -104,8 +104,8 @@ def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
 def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
     """Maximum number of tokens of images and audio clips in a vLLM server's encoder cache. 0: the model has no encoder.
 
-    Raises ConfigError if vLLM would not start: images may not be split, and the largest image has more tokens than a
-    step takes.
+    Raises ConfigError if vLLM would not start, because the settings forbid splitting an image and the largest image has
+    more tokens than a step takes.
     """
     found, step = _encoder_tokens(scenario, settings.rank_chunk_tokens), settings.rank_chunk_tokens
     if not settings.chunked_media and found > (step or found):

@@ -53,7 +53,7 @@ from pdsim.system.memory import Role
 DP_CONSERVATIVENESS = 0.3
 """Factor by which SGLang multiplies schedule_conservativeness with data-parallel attention."""
 DECODE_SEED = 1 << 32
-"""Added to the seed of decode's routing policy, so that its random choices do not follow those of prefill."""
+"""Added to the seed of decode's routing policy, so that decode and prefill make different random choices."""
 
 
 def state_machines(scenario: Scenario) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def balance_method(scenario: Scenario, role: memory.Role) -> LoadBalanceMethod |
 
 
 def roles(scenario: Scenario) -> dict[memory.Role, list[str]]:
-    """Names of the instances of each role that the cluster has."""
+    """The roles that the cluster has, each with the names of its instances."""
     if scenario.elastic is not None:  # any server may have any role
         return {role: [f"{role}-{i}" for i in range(scenario.max_servers)] for role in scenario.roles}
     return {role: instance_ids(servers, role) for role, servers in scenario.roles.items()}

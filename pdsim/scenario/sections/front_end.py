@@ -25,7 +25,9 @@ class FrontEndSettings(Section):
     latency_out: Duration = 0
     """Delay from decode to the client, for a request's first token and for the end of its answer."""
     ending: Duration = 0
-    """Time of handling the end of an answer. Ends are handled one after another. Needs holds_client."""
+    """Time for which the front end works at the end of each answer. Ends of answers are handled one after another.
+    Needs holds_client.
+    """
     holds_client: bool = False
     """True: client and front end share a thread. The client sends requests and notices answers only while the front end
     works on no request.
@@ -81,9 +83,9 @@ class SeenTimes(NamedTuple):
     usual: dict[str, Any]
     """Times of a usual server of this kind. Fields that are left out keep their defaults."""
     fast: dict[str, Any]
-    """Times of the fastest servers where they differ from `usual`."""
+    """Those times of the fastest servers of this kind that differ from the times in `usual`."""
     slow: dict[str, Any]
-    """Times of the slowest servers where they differ from `usual`."""
+    """Those times of the slowest servers of this kind that differ from the times in `usual`."""
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:

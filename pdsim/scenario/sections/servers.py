@@ -42,7 +42,7 @@ SizeOrAuto = Annotated[
     PlainSerializer(lambda size: size if size == "auto" else SIZE.show(size)),
     WithJsonSchema({"type": "string", "description": "a size with its unit, or auto", "examples": ["64 GiB", "auto"]}),
 ]
-"""A size in bytes. `auto` becomes a size when the scenario is resolved."""
+"""A size in bytes, or `auto`: pdsim computes the size when it resolves the scenario."""
 
 
 class StorageSettings(Section):
@@ -310,8 +310,8 @@ class PrefillSettings(ComputingSettings):
     (--enable-dynamic-chunking).
     """
     overlap: bool = True
-    """True: the scheduler chooses a forward while the forward before runs. False: --disable-overlap-schedule. No effect
-    with pp > 1, where one forward per stage is under way."""
+    """True: the scheduler chooses a forward while the previous forward runs. False: --disable-overlap-schedule. No
+    effect with pp > 1, because each pipeline stage then runs a forward of its own."""
     layer_groups: int = Field(default=0, ge=0)
     """Number of groups of layers whose KV is sent while the forward computes later layers. Needs equal TP or latent
     KV. 0: KV is sent after the forward."""

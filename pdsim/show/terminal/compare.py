@@ -55,7 +55,9 @@ def changes_of(first: ComparedRun, other: ComparedRun) -> dict[str, Change]:
 
 
 def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list[float | None], Change | None]]:
-    """Rows of the key numbers. Each has the values of both runs, and their difference if chance does not explain it."""
+    """Returns, for each key number: its row in the summary, its values in both runs, and its change. The change is None
+    if chance explains it.
+    """
     found = []
     for row, values in key_rows([first.summary, other.summary]):
         repeated = zip(first.repeated, other.repeated, strict=False)

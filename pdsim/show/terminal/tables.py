@@ -38,7 +38,7 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "latency"}
 _VISIBLE_LOAD = 1.5
 """Arrivals count as a burst if their rate is at least this many times the usual rate."""
 _REASON = 26
-"""Maximum number of characters in a line of the reason of a failure."""
+"""The text of a failure's reason is wrapped to lines of at most this number of characters."""
 _FEW = 3
 """Arrivals count as a burst only if they are at least this many requests."""
 

@@ -111,7 +111,7 @@ class BegunForward:
     first_ns: int | None
     """Duration in ns on the first pipeline stage. None: there is only one stage."""
     compiling_ns: int
-    """Time in ns in which the host compiled a kernel for the forward before it began."""
+    """Time in ns for which the forward's start was delayed because the host compiled a kernel for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

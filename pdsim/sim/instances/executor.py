@@ -1,4 +1,6 @@
-"""Takes the place of GPU and model: decides when decode steps end, and which sequences end with them."""
+"""The simulator's executors. They stand in for GPU and model: they decide when decode steps end, and which sequences
+end with each step.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
@@ -40,8 +42,8 @@ class Executor:
         """Number of remaining output tokens of requests that left the batch, by request id."""
 
     def begin(self, step: DecodeStep) -> int:
-        """Removes the requests that left the batch, and adds those that joined with this step. Returns the number of
-        steps until the first sequence of the batch ends.
+        """Updates the batch for a step that begins: removes the requests that left, and adds those that joined. Returns
+        the number of steps until the first request of the batch has its last token.
         """
         for request_id in step.left:
             self._set_aside(request_id)

@@ -172,7 +172,9 @@ class Lockstep:
         self._asked.pop(rank.instance.instance_id, None)
 
     def ask(self, rank: Rank, step: Step) -> None:
-        """Queues a step of a rank. Each round takes the first queued step of every rank."""
+        """Queues a step that a rank has chosen. The ranks begin steps together, in rounds: each round takes the first
+        queued step of every rank.
+        """
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
         if not self._looks and not self._exchanges:
             self._look_at(self._timeline.now_ns)

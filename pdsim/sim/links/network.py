@@ -326,7 +326,9 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Removes the bytes of failed and stuck transfers from the links, so that other transfers get the bandwidth."""
+        """Removes failed and stuck transfers from the links, so that other transfers get their bandwidth. A transfer is
+        stuck if its target has died and the engine waits for a timeout.
+        """
         self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
 
 

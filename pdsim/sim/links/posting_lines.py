@@ -1,4 +1,4 @@
-"""Lines of transfers whose engine posts the descriptors of one transfer after another. Law:
+"""Waiting lines of transfers, for engines that post the descriptors of one transfer after another. Tests:
 tests/laws/test_serial_lines.py.
 """
 
@@ -75,8 +75,8 @@ class PostingLines:
             self._post(line[0])
 
     def drop(self, source: str) -> None:
-        """Drops the line of a prefill instance that died, so none of its transfers posts further descriptors. source:
-        the instance's id.
+        """Drops the waiting line of a prefill instance that died, so that none of its transfers posts further
+        descriptors. source: id of the instance.
         """
         self._lines.pop(source, None)
 

@@ -1,1 +1,3 @@
-"""Uncertainty of a result: its range, its noise, its sensitivity to resources, and steps outside of measurements."""
+"""Uncertainty of a result: its range, its noise, its sensitivity to resources, and steps of sizes that were not
+measured.
+"""

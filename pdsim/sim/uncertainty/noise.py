@@ -16,8 +16,8 @@ JITTERS = (-0.1, -0.05, 0.05, 0.1)
 between two runs on one host.
 """
 UNSTABLE = 0.02
-"""A number is reported as unstable if its band (smallest to largest value over the repetitions) is at least this wide,
-relative to the number.
+"""A number is reported as unstable if its band is at least this wide, relative to the number. The band reaches from the
+smallest to the largest value over repetitions of the run with other message latencies.
 """
 
 

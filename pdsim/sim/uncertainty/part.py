@@ -26,12 +26,12 @@ Numbers = Mapping[str, float | None]
 
 
 class Part(NamedTuple):
-    """Numbers of a run at the time at which its first requests have ended."""
+    """Numbers of a run, taken when its first n requests have ended. PartWatch sets n."""
 
     numbers: Numbers
     half_ns: int
-    """Duration in ns of the time in which the second half of the first requests ended. The first half is left out,
-    because it includes the start of the run.
+    """Time in ns in which the second half of these first requests ended. The first half is left out, because it
+    includes the start of the run.
     """
     batches: Sequence[tuple[float, float]]
     """Mean TTFT and mean latency in ns of each tenth of the first requests, in the order of arrival. Empty: a tenth has
@@ -111,7 +111,9 @@ def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def change_of(other: Part, run: Part) -> Change | None:
-    """Returns the change from `run` to `other`. None: a part lacks a number that is needed."""
+    """Returns how the numbers change from `run` to `other`. None: the change is not known, because one of the two lacks
+    a number.
+    """
     if not (other.batches and run.batches and other.half_ns and run.half_ns):
         return None
     ratios = {}

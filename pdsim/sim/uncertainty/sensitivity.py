@@ -68,8 +68,8 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
-    """Relative change of the metric if the cluster has the share GAIN more of `resource`, or of `most` if no resource
-    limits the metric.
+    """Relative change of the metric if the cluster has more of one resource, by the share GAIN. The resource is
+    `resource` or, if no resource limits the metric, `most`.
     """
     relief: str
     """Fields of the scenario that increase `resource`, as text. Empty: no field does."""
@@ -189,16 +189,18 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 
 
 _LARGE_PAGE = 64
-"""Smallest page size in tokens that is tried."""
+"""Smallest page size in tokens among the changes of page_size that are simulated (_fewer_descriptors)."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
 """For some resources: function from a scenario to the changes to try, by name. Whether these changes help depends on
 the scenario."""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
-    """Simulates the changes of _TRIED for the resource of `one`. base: metrics of the run itself. numbers: simulates a
-    cluster, and returns its metrics. Returns the changes that improve the metric on which the resource has the largest
-    effect, as text with their gains, best first.
+    """Simulates further changes for the resource of a sensitivity (_TRIED), and returns those that help, best first, as
+    text with their gains. A change helps if it improves the metric on which the resource has the largest effect.
+
+    one: the sensitivity. base: metrics of the unchanged run. numbers: function that simulates a cluster and returns its
+    metrics.
     """
     metric = max(one.changes, key=lambda name: _better(name, one.changes[name]))
     gains: dict[str, float] = {}

@@ -44,8 +44,9 @@ class Finder:
     """Simulates candidate clusters to find the plan, and examines the chosen cluster."""
 
     def __init__(self, trials: Trials, space: Space, watch: Watch, currency: str) -> None:
-        """trials: simulate clusters and judge them by the SLO. space: the clusters to choose from. watch: reports the
-        progress. currency: symbol or code of the prices; empty: the user gave no prices.
+        """trials: runs clusters and judges them by the SLO. space: describes the clusters to choose from. watch: gets
+        the progress of the search, and reports it. currency: symbol or code of the prices; empty: the user gave no
+        prices.
         """
         self._trials = trials
         self._space = space

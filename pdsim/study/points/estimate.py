@@ -24,8 +24,8 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the mean and the half-width. digits: significant digits of the mean. The half-width is left out if it
-        is smaller than the last printed digit of the mean.
+        """Text of the estimate, such as "12.3 ± 0.4": the mean and the half-width of its interval. digits: significant
+        digits of the mean. The half-width is left out if it is smaller than the last printed digit of the mean.
         """
         mean = number(self.mean, digits)
         half = self.half_width or 0.0

@@ -164,7 +164,7 @@ class SweepResult:
     slos: Mapping[str, Slo]
     """SLOs that judge the points, by name."""
     num_computed: int = 0
-    """Number of runs that this command has computed."""
+    """Number of runs that this command has computed, in contrast to runs whose results were stored before."""
     num_kept: int = 0
     """Number of runs that an earlier command had left in the folder."""
     num_damaged: int = 0

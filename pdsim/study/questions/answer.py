@@ -29,7 +29,7 @@ class Answer:
     asks: str
     """The question as a sentence."""
     load: str
-    """Text on what the answer holds for: the cluster and its load, the SLO, and the number of runs."""
+    """Text on the cluster, the load, the SLO and the number of runs for which the answer holds."""
     winner: str
     """The recommended candidate. If none is recommended: the candidate nearest to the SLO, or the candidate that the
     question is about.

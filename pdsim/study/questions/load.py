@@ -26,8 +26,8 @@ _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
 _SPEEDUPS = (0.5, 1.0, 2.0, 4.0)
 _SLOWEST, _FASTEST = 1 / 8, 32.0
 _NEAR = 1.4
-"""If the lowest speed-up that misses the SLO is more than this many times the highest that meets the SLO, speed-ups
-between them are tried.
+"""The search for the highest speed-up tries further speed-ups between the lowest that misses the SLO and the highest
+that meets it, if the lowest is more than this many times the highest.
 """
 _SPEEDUP, _SPEEDUP_AXIS = "the trace's own times", "speed-up of the trace"
 

@@ -201,8 +201,8 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 
 def _priorities_verdict(study: Study) -> Verdict:
-    """Looks at the candidates in which enough requests of the class with the highest priority meet the SLO. Recommends
-    the one of these in which the largest share of the other classes' requests meets the SLO.
+    """Recommends one of the candidates in which enough requests of the class with the highest priority meet the SLO:
+    the one with the largest share of requests of other classes that meet the SLO.
     """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()

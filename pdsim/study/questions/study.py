@@ -330,8 +330,8 @@ def _goodput_per_gpu(run: Replication) -> float:
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> Estimate:
-    """Estimate of the ratio of two numbers from pairs (number, divisor). If a divisor is 0: infinite if any number is
-    above 0, else 1.
+    """Estimate of the ratio of two numbers from pairs (number, divisor). If a divisor is 0, the ratio is infinite if
+    any number is above 0, and otherwise 1.
     """
     pairs = list(pairs)
     if all(below for _, below in pairs):

@@ -164,8 +164,8 @@ def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
 
 
 def _page_and_descriptors_verdict(study: Study) -> Verdict:
-    """Recommends the smallest page size whose transfers are fast enough although a prompt's pages are scattered in
-    memory. In the pool of a real server they are, because it runs longer than the simulated run.
+    """Recommends the smallest page size with which transfers are fast enough when a prompt's pages are scattered in
+    memory. Pages are scattered on a real server, because it runs longer than the simulated run.
     """
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}

@@ -33,11 +33,11 @@ def confidence(
 ) -> Confidence:
     """Confidence in the verdict on one cluster: high, medium or low, with its reason.
 
-    subject: name of the cluster in the text. runs: outcomes of the cluster, first its own, then with slightly faster
-    and slower messages. ends: outcomes with the fastest and slowest step times, by "fastest" and "slowest"; empty if
-    step times were measured on a server. foreign_setup: differences between the cluster's servers and the measured
-    server, as texts. is_measured: step times were measured on a server. instead: a sentence on a better choice, added
-    if the verdict differs at an end of the range.
+    subject: name of the cluster in the text. runs: outcomes of the cluster's run, and of repetitions with slightly
+    faster and slower messages, in this order. ends: outcomes with the fastest and slowest step times, by "fastest" and
+    "slowest"; empty if step times were measured on a server. foreign_setup: differences between the cluster's servers
+    and the measured server, as texts. is_measured: step times were measured on a server. instead: sentence that
+    recommends another choice; it ends the reason if the verdict differs at an end of the range.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):

@@ -40,8 +40,8 @@ class Outcome:
 
     @property
     def readings(self) -> list[Reading]:
-        """The numbers that the SLO limits, with their values and limits. For a term such as "ttft < 2 s for 90 %":
-        first TTFT p90, then the share.
+        """The numbers that the SLO limits, with their values and limits. A term that asks for a share, such as "ttft <
+        2 s for 90 %", gives two numbers: TTFT p90, then the share of requests.
         """
         return [] if self.judgement is None else self.judgement.listed
 

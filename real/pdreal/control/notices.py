@@ -66,12 +66,12 @@ class Streamed(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """The launcher tells a leader that all requests have ended. The leader answers when its instance holds nothing of
-    any request, or after the timeout.
+    """The launcher tells a leader that all requests have ended. The leader answers as soon as its instance holds no
+    memory, locks or transfers for requests, but not later than the timeout.
     """
 
     timeout_ns: int
-    """Time in ns after which the leader answers in any case."""
+    """Maximum time in ns until the leader answers."""
 
 
 class Settled(NamedTuple):

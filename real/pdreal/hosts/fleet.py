@@ -69,7 +69,7 @@ class Fleet:
         self.remote[notice.host].on_notice(notice, payload)
 
     def clock_offset(self, instance_id: str) -> ClockOffset:
-        """Returns the offset between this host's clock and the clock of the instance's host."""
+        """Returns the clock of the instance's host minus the clock of the launcher's host."""
         host = self.remote.get(self._host_names[instance_id])
         return ClockOffset() if host is None else host.clock
 

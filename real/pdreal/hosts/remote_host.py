@@ -158,7 +158,7 @@ class RemoteHost:
                     answer.set_result(notice)
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
-        """Starts all ranks of an instance on this host."""
+        """Starts the processes of one instance on this remote host. ranks: settings of all ranks of the instance."""
         instance_id = ranks[0].instance_id
         if self._lost:
             asyncio.get_running_loop().call_soon(self._on_exit, instance_id, self._lost)

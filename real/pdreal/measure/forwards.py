@@ -256,7 +256,8 @@ class ForwardBench:
                 yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Returns the row of a forward. On a GPU pauses come before each repeat, so that the clock has recovered.
+        """Measures a prefill forward, and returns its row. On a GPU, the bench waits before each repeat until the clock
+        has recovered.
 
         Repeats have slightly different lengths, because libraries spend time on the first use of each length.
         """

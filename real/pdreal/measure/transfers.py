@@ -1,7 +1,8 @@
 """Times of moving KV: gather and scatter within a rank, and writes between processes with every transfer engine.
 
-The receiving process is `pdreal host` with a special ticket, on this or another host. The process answers on standard
-output, with one JSON object per line, and ends when its standard input is closed.
+The receiving process is `pdreal host`, on this or another host, whose first line of input asks for a target of
+transfers. The process answers on standard output, with one JSON object per line, and ends when its standard input is
+closed.
 """
 
 import json

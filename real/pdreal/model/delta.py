@@ -111,8 +111,9 @@ def recur(given: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scan(given: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes all tokens of one sequence, chunk by chunk. state: [heads, key_dim, value_dim] in fp32, before the first
-    token. Returns outputs [tokens, heads, value_dim] and the state after the last token.
+    """Computes gated linear attention (the delta rule) for all tokens of one sequence, chunk by chunk. given: queries,
+    keys, values and gates of the tokens. state: [heads, key_dim, value_dim] in fp32, before the first token. Returns
+    outputs [tokens, heads, value_dim] and the state after the last token.
     """
     num_tokens, chunk = len(given.key), CHUNK_TOKENS
     padding = -num_tokens % chunk  # tokens without effect: their key is zero and nothing decays

@@ -91,8 +91,9 @@ class TensorParallel:
         return slice(0, size) if self.has_whole_experts else self.part(size)
 
     def inner_of_shared(self, size: int) -> slice:
-        """Returns the part of the shared experts' inner dimension that this rank holds. Ranks with an all-to-all hold
-        shared experts whole, for their own tokens (SGLang 0.5.23, models/deepseek_v2.py:874).
+        """Returns the part of the shared experts' inner dimension that this rank holds. size: length of the whole
+        dimension. Ranks that send tokens to experts by an all-to-all hold the whole dimension, and compute the shared
+        experts for their own tokens only (SGLang 0.5.23, models/deepseek_v2.py:874).
         """
         return slice(0, size) if self.sends_to_experts else self.part(size)
 

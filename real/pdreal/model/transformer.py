@@ -95,8 +95,9 @@ class Transformer:
         device: torch.device,
         tp: TensorParallel | None = None,
     ) -> "Transformer":
-        """Loads a model with its weights. Raises ModelError if the model does not divide into so many ranks, or the
-        checkpoint belongs to another model.
+        """Loads a model with its weights. tp: the rank and the number of ranks that divide the model; None: one rank.
+        Raises ModelError if the model does not divide into this number of ranks, or the checkpoint belongs to another
+        model.
         """
         tp = tp or TensorParallel()
         return cls(config, load_weights(config, source, tp, dtype, device), tp)

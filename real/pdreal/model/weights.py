@@ -145,7 +145,7 @@ class ExpertWeights:
     gate_up: Matrix
     """Gate and up projections, [own experts, gate | up, hidden]."""
     down: Matrix
-    """Down projections, [own experts, hidden, inner]."""
+    """Down projections of the experts that this rank holds, [own experts, hidden, inner]."""
     num_active: int
     """Number of experts that each token chooses."""
     own: range

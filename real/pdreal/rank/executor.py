@@ -143,8 +143,9 @@ class Executor:
         speculation: Speculation | None = None,
         states: StateSlots | None = None,
     ) -> None:
-        """speculation: decode steps verify drafts. None: a decode step gives each request one token. states: slots of
-        linear-attention states; None: the model has none.
+        """instance: scheduler that knows the page table of each request. page_size: tokens per page. end_tokens: ids of
+        tokens that end an answer. speculation: drafts that decode steps verify; None: a decode step gives each request
+        one token. states: slots of linear-attention states; None: the model has none.
         """
         self._instance = instance
         self._page_size = page_size

@@ -241,7 +241,7 @@ class _ForwardInputs(NamedTuple):
     num_tiles: Tensor
     """[1]: number of attention tiles."""
     tiles: Tensor
-    """[most tiles, 4]: attention tiles (pdkernels.attention.paged_prefill.Tile)."""
+    """[most tiles, 4]: attention tiles; the columns are the fields of pdkernels.attention.paged_prefill.Tile."""
     pages: Tensor
     """Pages of all sequences, one list after another."""
 

@@ -185,7 +185,9 @@ class KvTransfers:
 
 
 class KvCheck:
-    """Compares the KV of every request on both sides: the KV that prefill sent, and the KV in decode's pages."""
+    """Checks by fingerprints that the KV of every request arrives unchanged: the KV that prefill sent must equal the KV
+    in decode's pages.
+    """
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

@@ -144,7 +144,9 @@ class Rank:
 
     @contextmanager
     def _may_be_gone(self, instance_id: str) -> Iterator[None]:
-        """Context that logs a TransferError to an instance that died meanwhile, and continues."""
+        """Context for calls to another instance that may have died. Logs a TransferError, and continues after the
+        context.
+        """
         try:
             yield
         except TransferError as gone:

@@ -52,8 +52,9 @@ class LayerProgress:
         self._events: list[tuple[int, torch.cuda.Event]] = []
 
     def on_kv(self, layer: int) -> None:
-        """Notes that the layer's keys and values are written or, on a GPU, that their writing is queued in the
-        stream.
+        """Called when a layer's keys and values are written or, on a GPU, when the stream has been given the work of
+        writing them. If this completes layer groups, a CPU reports them at once; a GPU records an event, for which
+        `report` waits.
         """
         num_done = self._num_groups_within(layer + 1)
         if self._on_layers is None or num_done == self._num_done:
@@ -67,8 +68,8 @@ class LayerProgress:
             self._on_layers(num_done)
 
     def report(self) -> None:
-        """Waits until the stream has computed each layer group, and reports it. Called when the whole forward has been
-        launched.
+        """Waits until the GPU has computed each layer group, and calls on_layers after each. Called when the whole
+        forward has been launched.
         """
         for num_done, event in self._events:
             event.synchronize()
@@ -294,7 +295,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: DecodeBatch) -> LaunchedStep | None:
-        """Begins a step on the GPU. Returns None if the host must do a part of the step, or no graph has its size."""
+        """Begins a decode step on the GPU without waiting for its end. Returns None, and begins nothing, if the host
+        must work during the step (to draw tokens or to record experts), or if no CUDA graph fits the batch.
+        """
         if self._graphs is None or self._records_experts or any(batch.draws):
             return None
         wait_for_engines(self.model.device)

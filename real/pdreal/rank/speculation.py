@@ -49,8 +49,8 @@ class Speculation:
     def __init__(self, num_verified: int, accepted: Callable[[int], Iterator[int]]) -> None:
         """num_verified: number of tokens that a step verifies for each sequence, including its last token.
 
-        accepted: returns, for a request id, an iterator, which yields for each step the number of tokens that the step
-        gives to the request.
+        accepted: function that gets a request id and returns an iterator. For each decode step, the iterator yields how
+        many tokens the request gets.
         """
         self.num_verified = num_verified
         self._accepted = accepted

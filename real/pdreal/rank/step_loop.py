@@ -77,8 +77,8 @@ class StepLoop:
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the loop must wait for a step's end or for a message. answer: result of the step that has
-        ended; None: no step has ended since the last call.
+        """Begins steps until the instance has nothing to do before a message comes, or as many steps run as may run at
+        once. answer: result of a step that has ended; None: no step has ended since the last call.
         """
         while True:
             asked = self._loop.send(answer)

@@ -422,7 +422,7 @@ _SCALINGS: dict[str, tuple[str, type[RopeScaling | YarnScaling]]] = {
     "llama3": ("rope_scaling", RopeScaling),
     "yarn": ("yarn", YarnScaling),
 }
-"""For each rope type: the field of LlamaArchitecture with its settings, and the class of these settings."""
+"""For each rope type: the field of LlamaArchitecture that has the rope's settings, and the class of the settings."""
 
 
 def _rope_scaling(rope: dict[str, Any], folder: Path, *, is_latent: bool) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Options:
     weights: str = "seed:0"
     """Weights: seed:N for random weights, or the folder of a checkpoint."""
     quantization: Quantization | None = None
-    """Store the layers' matrices in fp8 with block scales."""
+    """Store the layers' matrices in fp8 with block scales. None: matrices keep the type of --dtype."""
     threads: Threads = None
     """Number of threads of each rank, for torch on the CPU. None: the cores of this process, divided among the
     ranks."""
@@ -50,7 +50,7 @@ class Options:
     record_experts: Annotated[bool, Parameter(parse=False)] = False
     """Record the number of tokens of each expert in each step. A flag of `run`, which has a folder for the record."""
     hosts: Annotated[Hosts | None, Parameter(parse=False)] = None
-    """Hosts of the instances. None: this host."""
+    """Hosts of the instances. None: all instances run on the launcher's host."""
 
     def threads_of_rank(self, num_ranks: int) -> int:
         return self.threads or max(1, len(os.sched_getaffinity(0)) // num_ranks)

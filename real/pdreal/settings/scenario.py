@@ -90,8 +90,8 @@ def _ahead(scenario: Scenario) -> int:
 
 
 def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
-    """Returns the largest size of a request, prompt and output together in tokens, that decode can admit, and can admit
-    again after a retraction. Also returns the number of tokens that admission keeps free.
+    """Returns two numbers of tokens. The first is the largest size of a request (prompt and output together) that
+    decode can admit, also again after a retraction. The second is the number of tokens that admission keeps free.
     """
     pool = decode.pool_tokens or 0
     if not isinstance(decode.admission, ReserveDecodeTokens):
@@ -208,7 +208,9 @@ def _check_ranks(scenario: Scenario) -> None:
 
 
 def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
-    """Raises ConfigError for features that real mode lacks if the model has linear attention."""
+    """Checks a scenario whose model has linear attention. Raises ConfigError if the scenario or the options use a
+    feature that real mode lacks for such models, such as drafts or a host cache. Does nothing for other models.
+    """
     delta, state = config.llama.delta, load_model(scenario.model).state
     if delta is None or state is None:
         return
