@@ -104,7 +104,7 @@ def _compared(self: Any) -> tuple[Any, ...]:
 
 
 _COMPARED: dict[type, tuple[str, ...]] = {}
-"""Names of the fields that make two instances equal, by class."""
+"""For each class: the names of the fields that `==` compares."""
 
 
 def _refuse(self: Any, name: str, *_value: Any) -> NoReturn:

@@ -129,9 +129,9 @@ def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Pa
 
 @contextmanager
 def _new_folder(folder: Path, own: Collection[str]) -> Iterator[Path]:
-    """Context with a new folder inside `folder`, which is removed at the context's end with all that is left in it. If
-    the context also had to make `folder` or its parents, those that are empty then are removed, too. First removes such
-    new folders of programs that were killed. own: patterns of the files that this program may remove.
+    """Context with a new folder inside `folder`. At the end, the context removes the new folder with all files that are
+    left in it, and those parents that it had to make, if they are empty. Before it begins, the context removes new
+    folders that killed programs have left. own: patterns of the files that this program may remove.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -78,9 +78,9 @@ def conv_step_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. mixed, slots,
-    tracked: as of delta_step. states: `conv` of delta_step. weight: convolution weights, [channels, taps].
-    mixed_stride: elements from one row of mixed to the next. TAPS: tokens that the convolution sees. BLOCK: channels
-    per program.
+    tracked: as for delta_step. states: delta_step's argument `conv`. weight: convolution weights, [channels, taps].
+    mixed_stride: elements from one row of mixed to the next. TAPS: number of tokens that the convolution sees. BLOCK:
+    number of channels per program.
     """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -238,8 +238,8 @@ def conv_state_kernel(
     mixed, states, begins, sources, writes, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one convolution state: the last inputs before a token. May write to the slot from which the sequence's
-    earlier state is read. states: `conv` of delta_step. begins, sources, writes: as of Chunks.
+    """Writes one convolution state: the last inputs before a token. The kernel may write to the slot from which it
+    reads the sequence's earlier state. states: delta_step's argument `conv`. begins, sources, writes: fields of Chunks.
     """
     write = tl.program_id(0) * 3
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -356,9 +356,9 @@ def outputs_kernel(
     mixed, totals, added, befores, ranges, out, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes the outputs of one chunk, for some value dimensions of one head, from the state before the chunk
-    (befores) and what its tokens have added (from_values of scan_kernel). totals: of prepare_kernel. ranges: as of
-    Chunks.
+    """Computes the outputs of one chunk, for some value dimensions of one head. mixed: outputs of the convolution,
+    [tokens, channels]. totals: from prepare_kernel. added: values that the chunk's tokens add to the state (from_values
+    of scan_kernel). befores: states before each chunk. ranges: as in Chunks. out: the outputs, [tokens, HEADS, VALUE].
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)

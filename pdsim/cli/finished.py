@@ -76,7 +76,7 @@ def fail_if_incomplete(*runs: FinishedRun, program: str = "pdsim") -> None:
 
 def fail_for_requests(failures: Mapping[str, str], program: str = "pdsim") -> None:
     """Prints why requests failed, and ends the command with code 1. Does nothing if none failed. failures: for each
-    run, by name, a text on why its requests failed; empty: none failed.
+    run, by name, a text on why requests failed; the text is empty if no request of the run failed.
     """
     failed = {name: text for name, text in failures.items() if text}
     for name, text in failed.items():

@@ -1,5 +1,5 @@
-"""Judges runs by an SLO. A verdict also takes runs with the fastest and slowest step times into account, and
-repetitions.
+"""Judges runs by an SLO. A verdict also judges repetitions of a run, and runs with the fastest and the slowest step
+times.
 """
 
 from collections.abc import Sequence

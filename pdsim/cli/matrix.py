@@ -203,7 +203,7 @@ PairRanks = tuple[Ranks, Ranks]
 @dataclass(frozen=True)
 class Step:
     command: tuple[str, ...]
-    """Words of the command that the step runs."""
+    """The command that the step runs, as a list of arguments."""
     makes: str
     """Name of the file that the step writes into the campaign's folder."""
 

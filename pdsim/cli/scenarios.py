@@ -126,7 +126,7 @@ def schema(
 
 
 def fields(
-    name: Annotated[str | None, Parameter(help="Section such as network.staging, component, or table.")] = None,
+    name: Annotated[str | None, Parameter(help="A section such as network.staging, a component, or a table.")] = None,
     /,
     *,
     json_: Json = False,

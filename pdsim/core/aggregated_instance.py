@@ -324,7 +324,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _fill_forward(self, commands: list[m.Command]) -> Forward:
         """Fills the next forward with prompts, and adds messages about preempted requests to `commands`. No prompt
-        begins if an earlier try found too few pages or slots, or if all slots are taken and prompts may not preempt.
+        begins while `_blocked_by` is set, or if all slots are taken and prompts may not preempt.
         """
         num_slots, reserved_tokens, may_preempt = None, 0.0, self.limits.preemption_threshold is not None
         num_decode_tokens = len(self.running) if self.limits.mixed_chunk else 0

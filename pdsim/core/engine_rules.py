@@ -12,8 +12,8 @@ class EngineRules:
     tries_when_spent: bool = False
     """True: the scheduler tries the first waiting prompt even if a partly computed prompt takes the whole forward. The
     try counts as a use of the waiting prompt's cached prefix. If the waiting prompt does not fit, the scheduler tries
-    no prompt until a request leaves. A prompt that ignores EOS and has no cached tokens begins although
-    max_prefill_tokens is spent."""
+    no prompt until a request leaves. A prompt that ignores EOS and has no cached tokens begins although earlier prompts
+    have used up max_prefill_tokens."""
     caps_chunked_prompts: bool = False
     """True: a prompt does not begin if it needs more tokens than max_prefill_tokens leaves in a forward, although the
     prompt could be cut into chunks."""

@@ -50,9 +50,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the cache must hold or a forward must compute: the prompt, and outputs whose KV was
-        lost.
-        """
+        """Number of tokens that need KV before the request can decode: the prompt, and outputs whose KV was lost."""
         return self.num_prompt_tokens
 
     @property
@@ -62,7 +60,7 @@ class Request:
 
     @property
     def num_growth_tokens(self) -> int:
-        """Number of further tokens that the request may need until its end."""
+        """Maximum number of tokens that the request can still add to its KV before it ends."""
         return 1
 
     @property

@@ -318,8 +318,9 @@ class CellScattered:
     cell: int
     """Index of the cell among the request's cells."""
     completes: KvArrived | None = None
-    """Message that the receiver adds for the decode instance if the cell is the request's last. None: other cells are
-    missing."""
+    """Message that the receiver adds for the decode instance if the cell is the last of the request to be scattered.
+    None: the request waits for further cells.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -838,7 +839,9 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchStep(DecodeStep):
-    """Decode one token of every running request of one micro-batch. `joined` has all these requests."""
+    """Decode one token of every running request of one micro-batch. The field `joined` lists all requests of the
+    micro-batch, not only new ones.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ scheduler sleeps for this time in ns (LMCache 0.5.6, lmcache_async_lookup_client
 class HostCopies:
     """Costs of copying KV to host memory and back, layer by layer over the host link.
 
-    Values are for one rank, of the largest pipeline stage. All ranks copy their shares of the KV at the same time.
+    Values are for one rank of the largest pipeline stage, except all_page_bytes. All ranks copy their shares of the KV
+    at the same time.
     """
 
     page_bytes: int
@@ -159,10 +160,11 @@ class StorageCosts:
     num_pages: int
     """Capacity of the storage, in pages."""
     read_page_bytes: int
-    """Bytes that an instance reads for one page."""
+    """Bytes that the ranks of an instance together read from storage for one page."""
     write_page_bytes: int
-    """Bytes that an instance writes for one page. If several ranks hold the same KV, one rank writes it and each rank
-    reads it."""
+    """Bytes that the ranks of an instance together write to storage for one page. If several ranks hold the same KV,
+    one rank writes it and each rank reads it.
+    """
     read_page_objects: int
     """Number of reads that bring one page to all ranks of an instance."""
     write_page_objects: int

@@ -34,7 +34,7 @@ measured GPUs count as unmeasured one after another, this share of their values 
 servers (KERNELS_SPREAD) widen the range further.
 """
 MOST_REDUCED = 8
-"""Number of GPUs of the largest all-reduce that was measured."""
+"""Largest number of GPUs whose all-reduces were measured."""
 RING = 4
 """If NVSwitches cannot add up messages, large all-reduces among more GPUs reach the share of NVLink bandwidth that was
 measured with this number of GPUs. 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
@@ -247,11 +247,12 @@ def _expert_kind(layout: Layout, weights: str) -> str:
 
 
 def _has_flashinfer(layout: Layout) -> bool:
-    """True if a setting chooses FlashInfer's attention on Blackwell, where SGLang by default uses another kernel of the
-    tables, trtllm_mha (0.5.12, server_args.py:2620).
+    """True if a setting chooses FlashInfer's attention on Blackwell. SGLang's default there is trtllm_mha (0.5.12,
+    server_args.py:2620).
 
-    New tokens of a prompt then attend to cached tokens by FA2 (0.5.12, layers/attention/flashinfer_backend.py:126 and
-    870). The tables have FA2's times for decode only, so such prompts take longer in reality.
+    With FlashInfer, new tokens of a prompt attend to cached tokens by FA2 (0.5.12,
+    layers/attention/flashinfer_backend.py:126 and 870). The operator tables have FA2's times for decode only, so
+    prompts with cached tokens take longer in reality than in the simulation.
     """
     is_latent = isinstance(layout.model.attention, LatentAttention)
     is_other = is_blackwell(layout.gpu.name) and not is_latent

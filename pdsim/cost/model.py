@@ -17,10 +17,13 @@ class DecodeLine(NamedTuple):
     base: int
     """Time of the step in 2**-20 ns, without the parts that grow with KV tokens."""
     per_context_token: int
-    """Time of each context token. A token that several requests read counts once for each of them."""
+    """Additional time of the step for each context token. A token that several requests read counts once for each of
+    them.
+    """
     per_distinct_token: int
-    """Time of each distinct context token. A token that several requests share counts once. If thread blocks of
-    attention run in several waves (AttentionWaves), the token counts once per wave."""
+    """Additional time of the step for each distinct context token. A token that several requests share counts once. If
+    thread blocks of attention run in several waves (AttentionWaves), the token counts once per wave.
+    """
 
     def stretched(self, factor: float) -> "DecodeLine":
         return DecodeLine(*(round(part * factor) for part in self))

@@ -131,8 +131,9 @@ class Kernels:
     prefill_layer_ns: float = 310_000
     """Minimum time of one layer in a prefill forward."""
     expert_prefill_layer_ns: float = 1_000_000
-    """Addition to prefill_layer for each layer that has experts. Chosen on half of the points of
-    experiments/default-cost."""
+    """Time that each layer with experts takes in addition to prefill_layer_ns. Chosen on half of the points of
+    experiments/default-cost.
+    """
     latent_expert_prefill_layer_ns: float = 2_200_000
     """Addition to prefill_layer for each layer that has experts, if the model has latent attention and experts in fp8
     or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
@@ -147,7 +148,7 @@ class Kernels:
     """Host time of each further prompt chunk of a forward, mainly of handing its KV to a transfer. Measured: SGLang
     0.5.12 on H200 (experiments/sglang-h200)."""
     factor: float = 1
-    """All times are multiplied by this factor."""
+    """Factor by which all times of forwards and steps are multiplied."""
     slowness: float = 0
     """Position of all times within their ranges: -1 is the fastest end, 1 the slowest."""
 
@@ -258,7 +259,7 @@ class Affine:
     prefill_base_ns: float = 0
     """Fixed time of a prefill forward."""
     prefill_per_token_ns: float = 0
-    """Time of a forward for each new prompt token."""
+    """Additional time of a prefill forward for each new prompt token."""
     prefill_per_pair_ns: float = 0
     """Time of a forward for each pair of a new token and a token that it attends to."""
     prefill_graph_sizes: tuple[int, ...] = ()

@@ -114,8 +114,9 @@ SM_BANDWIDTH = 62e9
 """KV bytes per second that one SM of an H200 processes (experiments/sglang-h200). SMs of other GPUs are assumed to be
 as fast."""
 _BLOCKS_PER_SM = 1.1
-"""FlashAttention-3 splits contexts if the number of its blocks times this factor is below the number of SMs
-(num_splits_heuristic)."""
+"""FlashAttention-3 splits contexts if its number of thread blocks times this factor is below the number of SMs
+(num_splits_heuristic).
+"""
 
 
 class AttentionWaves(NamedTuple):

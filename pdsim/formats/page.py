@@ -16,7 +16,7 @@ def results_table() -> str:
 
 
 def traces_table() -> str:
-    """Table of the traces that can be read, by workload."""
+    """Table of the trace formats that pdsim reads, by the name of the workload."""
     return _table(("workload", "reads"), [(f"`{use}`", what) for use, what in READS.items()])
 
 

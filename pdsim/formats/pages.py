@@ -206,7 +206,7 @@ _TOLD = (
 
 
 def _of_info(path: Path, found: Any) -> Page:
-    """The page of an answer to SGLang's /server_info, or of a similar one. The answer is an object in which states and
+    """Reads a metrics page from SGLang's answer to /server_info, or from a similar JSON object in which states and
     configurations may be nested.
     """
     flat: dict[str, Any] = {}
@@ -269,7 +269,7 @@ MEANS = ("ttft", "tpot", "itl", "e2e_latency")
 
 
 def summary_of(page: Page) -> dict[str, float]:
-    """The rates and mean times of a page, as fields of a run's summary."""
+    """The rates and mean times of a metrics page, as fields of a run's summary."""
     found = {rate: page.values[rate] for rate in RATES.values() if rate in page.values}
     for time in MEANS:
         if count := page.values.get(f"{time}_count"):

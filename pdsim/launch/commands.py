@@ -36,7 +36,7 @@ class Place(NamedTuple):
     shell variable, such as $HOST0.
     """
     first_gpu: int
-    """Index of the first GPU of the server or encode instance on each of these hosts."""
+    """Index of the first GPU that the server or encode instance uses on each of its hosts."""
     number: int
     """Number of the server among all servers of the cluster, from 0."""
 
@@ -113,8 +113,9 @@ class Launch:
     """Names of variables that stand for addresses of hosts in the commands. The user must set them."""
 
     def add(self, what: str, program: Sequence[str], flags: Iterable[tuple[str, Any]], **environment: object) -> None:
-        """Adds a shell command. what: name of the started thing, the key of `commands`. program: words that start the
-        program. flags: as for `command_words`. environment: variables of the command.
+        """Adds a shell command. what: name of the process that the command starts; `commands` has the command under
+        this name. program: first arguments of the command, such as the executable. flags: pairs of an option and its
+        value (see `command_words`). environment: environment variables of the command.
         """
         words = command_words(program, flags)
         self.commands[what] = shell_line(words, environment)

@@ -20,9 +20,9 @@ Array = NDArray[Any]
 
 
 class Columns:
-    """The columns of a table, as NumPy arrays. Each array is made when it is first used. numbers: function from a
-    column's name to its array. words: function from the name of a column of texts to the two values of the method
-    `words`.
+    """The columns of a table, as NumPy arrays. Each array is made when it is first used. numbers: makes a column of
+    numbers from its name. words: makes a column of texts from its name: for each row the index of its text, and the
+    list of the different texts.
     """
 
     def __init__(self, numbers: Callable[[str], Array], words: Callable[[str], tuple[Array, list[str]]]) -> None:

@@ -96,7 +96,7 @@ class StepRecord:
     kind: str
     """prefill, decode or encode."""
     start_ns: int
-    """Time when the step, or the first of the steps, began."""
+    """Time when the step began. A record of several steps has the time of the first of these steps."""
     duration_ns: int
     """Duration of all steps of the record together."""
     first_ns: int

@@ -108,7 +108,7 @@ _IF_ANY = {
     "pdsim.retries",
     "pdsim.failed",
 }
-"""Rows that are shown only if some run has a value other than 0."""
+"""Summary fields whose rows are shown only if at least one of the shown runs has a value other than 0."""
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:

@@ -26,5 +26,5 @@ class Draws:
         return ((z ^ (z >> 31)) * n) >> 64
 
     def one_of(self, items: Sequence[ItemT], seed: int) -> ItemT:
-        """Returns one of the items, each with equal probability. Draws nothing if there is only one."""
+        """Returns one of the items, each with equal probability. If there is only one item, uses no random number."""
         return items[self.below(len(items), seed)] if len(items) > 1 else items[0]

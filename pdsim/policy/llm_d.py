@@ -130,7 +130,8 @@ class LlmD:
 
     def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
         """Number of prompt tokens that the router does not count as work of the instance that gets the prompt.
-        num_device_tokens: tokens cached in GPU memory. num_host_tokens: further tokens behind these in host memory.
+        num_device_tokens: the prompt's first tokens that GPU memory has. num_host_tokens: the following tokens that
+        only host memory has.
         """
         return int(num_device_tokens + self.cpu_weight * num_host_tokens)
 

@@ -94,8 +94,8 @@ class RoutingPolicy(Protocol):
     """Chooses an instance of one role. Prefill and decode have separate policies, as in SGLang's gateway."""
 
     def pick(self, prompt: views.TokenSequence, view: views.RoutingView) -> str:
-        """Returns the instance_id of the chosen instance, one of view.instances. A role with one instance asks no
-        policy.
+        """Returns the instance_id of the chosen instance, one of view.instances. If a role has only one instance, the
+        router does not call this method.
         """
 
 

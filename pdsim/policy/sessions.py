@@ -119,7 +119,7 @@ class StickyLeastLoaded:
     reads_sessions: ClassVar[bool] = True
     _bound: BoundSessions = field(default_factory=BoundSessions, init=False)
     _looked_ns: int = field(default=0, init=False)
-    """Time in ns of the last search for old sessions."""
+    """Time in ns when the policy last searched for expired sessions."""
     _draws: Draws = field(default_factory=Draws, init=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +141,9 @@ class StickyLeastLoaded:
 
 @dataclass(slots=True)
 class _Place:
-    """The instances to which a session was sent, the older first, and the time of its last request."""
+    """The instances to which a session was sent, in the order of their first request of the session, and the time of
+    the session's last request.
+    """
 
     instance_ids: list[str]
     last_ns: int

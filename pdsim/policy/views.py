@@ -62,7 +62,7 @@ class QueuedPrefill(QueuedRequest, Protocol):
 
     @property
     def num_asked_tokens(self) -> int:
-        """Maximum output in tokens that the client requests. On prefill: 1, as in SGLang
+        """Maximum number of output tokens that the client requests. Prefill instances always see 1, as in SGLang
         (disaggregation/prefill.py:482).
         """
 
@@ -326,7 +326,7 @@ class HeldRequest(Protocol):
 
 
 class SheddingView(Protocol):
-    """The requests that the router knows when a request arrives."""
+    """The unfinished requests of the router, at the moment when a new request arrives."""
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:

@@ -33,7 +33,7 @@ class RunResult(RunTables):
 
     @property
     def judged(self) -> RunRecords:
-        """Records without the workload's warm-up requests."""
+        """The records that an SLO judges: those of all requests but the workload's warm-up requests."""
         return self.records.without_first(self._num_warm_up)
 
     @property

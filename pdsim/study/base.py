@@ -56,7 +56,9 @@ class AskOptions:
 
     @property
     def speedups(self) -> list[float]:
-        """The different speed-ups in ascending order. Raises ConfigError if the text has anything but numbers."""
+        """The speed-ups of the trace that --speedup lists, each once, in ascending order. Raises ConfigError if
+        --speedup lists anything but numbers.
+        """
         try:
             return sorted({float(factor) for factor in self.speedup.split(",")}) if self.speedup else []
         except ValueError:

@@ -243,7 +243,7 @@ def _load(kind: Kind, name: str) -> Any:
 
 @cache
 def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
-    """Loads an entry from its file. Cached until the file's modification time changes."""
+    """Loads a catalog entry from its file. The entry stays cached until the file's modification time changes."""
     del modified_ns
     data = _read(path)
     passed = [name]

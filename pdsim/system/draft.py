@@ -101,7 +101,7 @@ def _active_layer_params(model: ModelSpec) -> float:
 
 
 def _projection(model: ModelSpec, num_inputs: int) -> int:
-    """Number of parameters of a projection of num_inputs hidden states to one hidden state."""
+    """Number of parameters of a matrix that maps num_inputs concatenated hidden states to one hidden state."""
     return num_inputs * model.hidden_size * model.hidden_size
 
 

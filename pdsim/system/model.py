@@ -417,7 +417,8 @@ class ModelSpec:
 
     def expert_bytes_read(self, num_tokens: float, num_gpus: int = 1) -> float:
         """Bytes of experts' weights that a forward of num_tokens tokens reads. num_gpus: number of GPUs that hold whole
-        experts; each of them counts as if it read as much as the busiest.
+        experts. With several GPUs: num_gpus times the bytes of the GPU that reads most, because the others wait for
+        this GPU.
         """
         return 0.0 if self.experts is None else self.expert_bytes * self.experts.fraction_read(num_tokens, num_gpus)
 

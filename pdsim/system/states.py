@@ -1,5 +1,5 @@
-"""Memory for linear-attention states: slots by SGLang's arithmetic (0.5.23, mem_cache/kv_cache_configurator.py,
-_handle_max_mamba_cache and _calculate_mamba_ratio), and blocks by vLLM's.
+"""Computes the memory for linear-attention states: the number of slots in SGLang (0.5.23,
+mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and _calculate_mamba_ratio), and the size of blocks in vLLM.
 """
 
 from math import ceil, lcm

@@ -51,12 +51,13 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WekaTrace(Trace):
-    """Recorded sessions of agents in Weka's format, which AgentX replays: requests with t (s), in, out, hash_ids,
-    api_time; sub-agents.
+    """Recorded sessions of agents in Weka's format, which AgentX replays: requests with t (start in s), in, out,
+    hash_ids, api_time (duration in s); sub-agents.
 
-    A request is sent when the requests that had ended before it in the recording have ended, and the recorded pause is
-    over (AIPerf's interval order). The file is JSON lines, one JSON object, or a folder of such files. Sessions share
-    no prompts and have no start times; a closed loop sets the number of sessions in flight.
+    A request waits for all requests that had ended before it in the recording, and then for the time that the recording
+    has between the last of these ends and the request (AIPerf's interval order). The file is JSON lines, one JSON
+    object, or a folder of such files. Sessions share no prompts and have no start times; a closed loop sets the number
+    of sessions in flight.
     """
 
     num_sessions: int | None = None

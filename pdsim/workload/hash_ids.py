@@ -110,8 +110,9 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """Adds and returns a run of consecutive ids that begins at ids[at], the id of a new block. before: number of
-        the stream, offset in it and length of the span before this block in its prompt; None: the block is the first.
+        """Adds and returns the longest run of consecutive ids that begins at ids[at], a block id that no earlier prompt
+        has. before: the part of the prompt before this block: number of its token stream, offset in the stream, and
+        length. None: the block is the prompt's first.
         """
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):
@@ -176,7 +177,7 @@ class NotASessionError(ValueError):
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes rows as JSON lines. Most load generators can replay this format."""
+    """Writes rows of a trace in Mooncake's format, as JSON lines, which most load generators can replay."""
     write_whole(path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
 

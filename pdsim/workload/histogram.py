@@ -16,7 +16,7 @@ class Empirical:
     """Draws lengths as often as a histogram has them. The histogram is a CSV file with the columns tokens and count."""
 
     path: Path
-    """Path of the CSV file. A row without a count stands for one request."""
+    """Path of the CSV file. A row with an empty count stands for one request."""
 
     def sampler(self, random: Random) -> Callable[[], int]:
         tokens, limits = self._histogram

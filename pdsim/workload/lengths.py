@@ -97,7 +97,7 @@ class Lognormal:
     stddev: float
     """Standard deviation of the lengths in tokens."""
     most: int | None = None
-    """Maximum length in tokens; longer values are set to it. None: no limit."""
+    """Maximum length in tokens, which replaces longer lengths. None: no limit."""
 
     def __post_init__(self) -> None:
         _spread(self, self.mean, self.stddev, self.most)

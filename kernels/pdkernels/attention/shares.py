@@ -202,8 +202,8 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Returns the number of equal shares into which a batch's cached tokens are divided, so that the programs fill the
-    device. Each share has head_blocks programs.
+    """Returns the number of equal shares into which a batch's cached tokens are divided, so that there are enough
+    programs for all SMs. head_blocks: number of programs that read each token, each for some of the query heads.
     """
     if device.type != "cuda":
         return _SHARES_ON_CPU

@@ -1,7 +1,7 @@
 """Other ways to gather or scatter: a plain Triton kernel per plane (K or V of one layer), torch index operations, copy
-engines. `side` is gather or scatter. Each function returns calls that do the same work as our kernel on the same bytes:
-one call for each pair of Memory.rotation. A writer is a prefill rank that sends to this rank; a gather counts as one
-writer.
+engines. Each function returns calls that do the same work as our kernel on the same bytes: one call for each pair of
+Memory.rotation. The argument `side` is "gather" or "scatter". A scatter may have several writers (prefill ranks that
+send to this decode rank); a gather counts as one writer.
 """
 
 import ctypes

@@ -67,7 +67,9 @@ class Case:
 
 
 class Arena:
-    """Random bytes on the device, which are made once. The memory of each case is a part of these bytes."""
+    """A buffer of random bytes on the device. The buffer is filled once; each case then takes its memory from the
+    buffer, so that no case has to fill new memory.
+    """
 
     def __init__(self, size_bytes: int, device: str = "cuda") -> None:
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device=device)

@@ -149,8 +149,9 @@ def whole_gather_calls(module: Any, case: Case, memory: Memory, *, use_torch: bo
 
 
 def whole_scatter_calls(module: Any, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's function that scatters a staged request into the pages of all layers: the function's
-    host work and its kernel. The page list is on the device. module: SGLang's, from `load`.
+    """Returns calls of SGLang's function that scatters a staged request into the pages of all layers. A call includes
+    the function's host work and its kernel. The page list is on the device. module: SGLang's module with the function,
+    as `load` returns it.
     """
     pool = memory.pool
     scatter = module._scatter_staging_to_kv_triton

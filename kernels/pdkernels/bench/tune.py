@@ -82,7 +82,7 @@ def staging_job(copy: StagingCopy, memory: Memory, slices: int, tiling: Tiling) 
 
 
 def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
-    """Yields combinations to try: the number of tokens per block, and a tiling of programs."""
+    """Yields pairs to try: tokens per block of decode attention, and the warps and stages of a program."""
     for tokens, warps, stages in itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 4, 5)):
         if tokens * stages <= 384:
             yield tokens, decode.DecodeTiling(warps, stages)

@@ -22,14 +22,18 @@ _SMALLEST_PAGES = 4
 
 
 class CapturedCopy:
-    """Copies for one pool, one staging buffer and one head range; requests of any length up to a limit.
+    """Copies requests of up to most_tokens tokens between one pool and one staging buffer, by CUDA graphs.
 
-    There is a graph for every size of page list, each a quarter larger than the one before, so that no request uploads
-    or launches much more than it needs.
+    Each graph is for page lists up to a length, and each length is a quarter larger than the one before. A request uses
+    the graph with the smallest sufficient length, so it uploads and launches little more than it needs.
 
     Args:
         direction: "gather" or "scatter".
+        pool: pool with the request's pages.
+        staging: staging buffer.
         most_tokens: maximum tokens of a request.
+        heads: KV heads of the pool to copy; None: all heads.
+        slices: number of target ranks that share the heads evenly.
         programs: at most this many programs at a time; no limit if None.
 
     """

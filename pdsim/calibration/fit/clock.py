@@ -16,7 +16,9 @@ _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
 """Relative error above which a residual counts by its size instead of by its square."""
 _ITERATIONS = 8
-"""Number of iterations of GpuSlowdown.stretching. Each multiplies the error by slowdown x utilisation."""
+"""Number of iterations of GpuSlowdown.stretching. Each iteration multiplies the error of the forwards' times by
+slowdown x utilisation.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,9 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:
-    """The slowdown of a busy GPU with which a table of times over sizes explains the forwards in a server's log best.
-    All forwards ran on one GPU. Logs in which the GPU is always equally busy do not show a slowdown.
+    """Fits the slowdown of a busy GPU to the forwards in a server's log. A table gives the time of a forward by its
+    size; the chosen slowdown leaves the smallest error of this table. All forwards ran on one GPU. Logs in which the
+    GPU is always equally busy do not show a slowdown.
     """
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
 

@@ -1,8 +1,8 @@
 """Finds in a server's log which prefill forwards were bound by their launch, and how long a launch takes.
 
-A forward that finds its GPU idle ends when the host has launched its last kernel, or later. A forward that is launched
-while the GPU runs the forward before is as short as its kernels: with fp8 on an H200, 13 ms for 500 tokens behind
-another forward, and 28 ms on an idle GPU (experiments/sglang-stamps-h200).
+A forward that finds its GPU idle ends when the host has launched its last kernel, or later. If the host launches a
+forward while the GPU runs an earlier one, the forward takes only the time of its kernels: with fp8 on an H200, 13 ms
+for 500 tokens behind another forward, and 28 ms on an idle GPU (experiments/sglang-stamps-h200).
 """
 
 from collections.abc import Iterator
@@ -50,7 +50,9 @@ def _marked(rows: Rows) -> Rows:
 
 
 def _found_idle(rows: Rows) -> Floats:
-    """1 for each forward that began at least _LEAST_PAUSE_S after the end of all forwards before, else 0."""
+    """For each forward: 1 if its GPU was idle when the forward began, else 0. The GPU counts as idle if the forward
+    before ended at least _LEAST_PAUSE_S earlier.
+    """
     ends_s = rows.columns["end_s"]
     order = np.argsort(ends_s, kind="stable")
     found = np.ones_like(ends_s)

@@ -99,8 +99,8 @@ class SendingTime:
     ns_per_byte: float = 0.0
     """Further time in ns for each byte of a transfer."""
     serial: bool = False
-    """True: workers wait for one another. With all workers busy, a transfer then takes about as many times its own time
-    as there are workers.
+    """True: only one worker sends at a time. If all workers are busy, a transfer then takes about its own time
+    multiplied by the number of workers.
     """
 
     @classmethod
@@ -158,7 +158,7 @@ def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
 _SHARES_GPUS = 0.3
 """Streams that wait for less than this share of a prompt's TTFT are taken to run on other GPUs than prefill."""
 _MOST_OVERHEAD = 0.9
-"""Largest accepted share of the shortest TTFT that lies outside the forward."""
+"""Largest accepted share of overhead (all time outside the forward) in the shortest TTFT."""
 CANNOT_TELL = (
     "the profile lacks what a client cannot measure: KV transfers, the scheduler's own time (part of forwards), "
     "mixed batches of prefill and decode, the size of the KV pool"

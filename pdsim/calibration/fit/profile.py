@@ -70,9 +70,11 @@ class Calibration:
     fits: dict[str, FittedForm]
     """For each kind of rows, or each transport: the formula for its times, with fitted coefficients and errors."""
     host_ns: dict[str, float]
-    """Median host times in ns, by the name of the rows."""
+    """Median times in ns of host work, by the name of the work, such as message."""
     clock: GpuSlowdown | None
-    """How much a busy GPU slows down. Fits of prefill then describe a rested GPU. None: not measured."""
+    """Slowdown of a GPU that was busy before. The fitted times of prefill then hold for a GPU that was idle before.
+    None: not measured.
+    """
     gpu: str | None
     """Name of the GPU in the catalog. The measured speed of staging is compared with this GPU's memory bandwidth. None:
     not known.
@@ -212,8 +214,9 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Known, *, by_ratio: bool) -> FittedForm:
-    """Fits the form of one kind of rows. clock: slowdown of a busy GPU, if measured. table_above: as in `calibrate`.
-    by_ratio: True: a server's client measured the times, so errors count as ratios.
+    """Fits a formula to the times of one kind of rows. clock: slowdown of a busy GPU; None: not measured. table_above:
+    mean error of straight lines on held-out rows above which a table is tried. by_ratio: True: a client of a server
+    measured the times, so the fit counts errors as ratios, not as differences.
     """
     if rows.kind == "transfer":
         return fit(partial(regression.transfer_form, _overlap(rows.name)), rows)

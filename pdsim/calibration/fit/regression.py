@@ -33,7 +33,7 @@ MOST_KNOTS = 16
 TILES = (1, 64, 128, 256, 512)
 """Numbers of tokens in a tile of matrix products that are tried for forwards without CUDA graphs."""
 WAVES = (1, *(2**k for k in range(6, 12)))
-"""Numbers of new tokens per wave of attention that are tried for forwards in CUDA graphs."""
+"""Wave sizes to try for forwards in CUDA graphs: attention computes new tokens in whole waves of this number."""
 
 
 @dataclass(frozen=True)

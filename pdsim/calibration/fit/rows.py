@@ -186,8 +186,8 @@ class Measurements:
     notes: tuple[str, ...] = ()
     """Says which rows were left out, and why."""
     forwards: Mapping[str, list[str]] = field(default_factory=dict)
-    """For some columns, such as device, model and graph sizes: the different values in rows of prefill and decode. Rows
-    of other kinds may come from a host without the GPU.
+    """The different values that rows of prefill and decode have in some columns (such as device, model and graph
+    sizes), by column. Rows of other kinds do not count, because they may come from a host without the GPU.
     """
 
     def of(self, kind: str) -> tuple[Rows, ...]:

@@ -243,8 +243,8 @@ def read_load(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(arms: Any) -> None:
-    """Raises KeyError or ValueError if a measured run of a load is wrong. arms: the runs, as JSON. The message says
-    where, what was found, and what is possible.
+    """Raises KeyError or ValueError if a run of an observation file is wrong. arms: the runs of the loads, as JSON. The
+    message gives the wrong field, its value, and the possible values.
     """
     for i, arm in enumerate(arms):
         arm["name"]

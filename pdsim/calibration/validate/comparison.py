@@ -60,10 +60,10 @@ class Counts:
 
 
 class _Sent(NamedTuple):
-    """What one request sent."""
+    """Cached tokens and sent bytes of one request."""
 
     cached_tokens: tuple[int, int]
-    """Number of its tokens that prefill had cached, and number that decode had cached."""
+    """Number of the request's tokens that prefill had cached, and number that decode had cached."""
     num_bytes: int
     """Number of bytes that the request's transfers sent."""
 
@@ -201,7 +201,7 @@ class Validation:
     name: str
     """Name of the suite."""
     tolerances: Tolerances
-    """The errors that the suite accepts."""
+    """The largest errors of simulations that the suite accepts."""
     comparisons: tuple[Comparison, ...]
     """One comparison per variant, in the order of the suite."""
 

@@ -415,7 +415,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
 
     @property
     def _awaits_return(self) -> bool:
-        """True if the only running request lacks pages that will be free when KV has returned to prefill."""
+        """True if the only running request lacks pages that become free once KV has been sent back to prefill."""
         if not self._is_returning or self.batch.num_requests != 1:
             return False
         (request,) = self.batch.requests()

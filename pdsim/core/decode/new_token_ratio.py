@@ -1,4 +1,6 @@
-"""SGLang's new_token_ratio: the share of its maximum output that a running request is expected to still produce."""
+"""SGLang's new_token_ratio: the share of their maximum output that running requests are expected to produce from now
+on.
+"""
 
 from collections.abc import Collection
 

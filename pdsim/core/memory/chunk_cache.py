@@ -45,8 +45,8 @@ class ChunkLookup:
 
 
 def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator[int]:
-    """Keys of the whole chunks of `size` tokens within the first num_tokens, in order. A key is a hash of the chunk's
-    tokens and of all tokens before.
+    """Keys of the whole chunks of `size` tokens within the first num_tokens, in order. The key of a chunk is a hash of
+    the sequence from its beginning to the end of the chunk.
     """
     key = 0
     for start in range(0, num_tokens - size + 1, size):
@@ -141,7 +141,9 @@ class ChunkCache:
         return any(not (lookup.is_over or lookup.is_dropped) for lookup in self.lookups.values())
 
     def must_wait(self, request_id: int, prompt: TokenSequence) -> bool:
-        """True if a prompt must wait for its lookup. The first call begins the lookup."""
+        """True if a prompt must wait until storage has been searched for its chunks. The first call for a prompt begins
+        the search.
+        """
         if not self._stores:
             return False
         lookup = self.lookups.get(request_id)

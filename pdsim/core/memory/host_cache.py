@@ -85,8 +85,8 @@ class HostCache:
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Adds pages that were read from storage to the host tree. They hold the tokens of `sequence` that follow
-        `below`, a locked host node. Frees pages whose KV the host cache already has.
+        """Adds pages that were read from storage to the host tree. The pages hold those tokens of `sequence` that
+        follow the tokens of the locked host node `below`. Frees pages whose KV the host cache has already.
         """
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)

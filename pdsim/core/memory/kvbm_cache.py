@@ -1,11 +1,13 @@
 """Host memory of one vLLM instance (Dynamo's KVBM, DynamoConnector): a flat cache of blocks.
 
-The key of a block is a hash of its tokens and of all tokens before. When a step has computed blocks of a prompt, they
-are stored, whether host memory has them or not. Stores and loads run while steps run:
+The key of a block is a hash of the prompt from its beginning to the end of the block. When a step has computed blocks
+of a prompt, they are stored, whether host memory has them or not. Stores and loads run while steps run:
 
-  stored   from Offload to on_stored: no prompt finds this copy; at the end, it is freed if there is an earlier one
-  idle     may be evicted: first the block whose last copy ended longest ago; blocks of one copy in their order
-  loaded   from LoadBack to on_loaded, by one prompt or several: cannot be evicted
+  - From Offload to on_stored, a block is being stored, and no prompt finds it. If host memory has an earlier block with
+    the same key when the store ends, the new block is freed.
+  - From LoadBack to on_loaded, one prompt or several load a block, and it cannot be evicted.
+  - All other blocks may be evicted: first the block whose last copy ended longest ago, and blocks of one copy in their
+    order.
 
 ai-dynamo/dynamo, lib/bindings/kvbm/src/block_manager/vllm/connector/leader/slot.rs (0262594: apply_scheduler_output,
 acquire_local_matches, process_offload_to_storage), lib/llm/src/block_manager/pool/managed/inactive.rs (582fd44:
@@ -93,8 +95,9 @@ class KvbmCache:
         return num_found - is_whole
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Adds a command that copies blocks into these GPU pages. The blocks follow the first num_shared pages of
-        `sequence`.
+        """Adds a command that copies blocks of a prompt from host memory to the GPU pages `pages`. sequence: the
+        prompt's tokens. num_shared: number of the prompt's first pages that the GPU has already; the copied blocks
+        follow them.
         """
         stop = (num_shared + len(pages)) * self._page_size
         keys = self.loads[request_id] = list(islice(prefix_keys(sequence, stop, self._page_size), num_shared, None))

@@ -50,7 +50,9 @@ class PrefetchQueue:
         self._by_id: dict[int, Reading] = {}
 
     def prefetch(self, command: PrefetchKv) -> None:
-        """Queues a prompt for lookup. Its reads begin after the reads of earlier prefetches."""
+        """Queues a prompt for lookup in storage. Reads of the prompt's pages begin after the reads of earlier
+        prefetches.
+        """
         reading = Reading(command)
         self._by_id[command.request_id] = reading
         self._lookups.append(reading)

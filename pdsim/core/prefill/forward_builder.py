@@ -61,7 +61,7 @@ class Forward:
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """Fills the forwards of one instance. Holds waiting and begun prompts. Prefill policies see this object."""
+    """Fills one instance's forwards from waiting and begun prompts. This object is the view of prefill policies."""
 
     def __init__(
         self,

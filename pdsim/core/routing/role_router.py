@@ -93,8 +93,8 @@ class RoleRouter:
         the number."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's first tokens that were sent to the instance before. The router begins to remember
-        prompts at the first call.
+        """Number of the prompt's first tokens that the instance has cached as far as the router knows: tokens that were
+        sent to the instance in earlier prompts. The router begins to remember prompts at the first call.
         """
         return self._memories().num_tokens(prompt, instance_id)
 
@@ -111,8 +111,8 @@ class RoleRouter:
         return list(self._loads)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Notes how many first tokens of the next prompt each instance has cached. The next call of `pick` routes this
-        prompt.
+        """Stores how many first tokens of the next prompt each instance has cached. The next call of `pick` routes this
+        prompt. cached: the instances' answers.
         """
         if self.reads_caches:
             self._cached = {one.instance_id: (one.num_device_tokens, one.num_host_tokens) for one in cached}
@@ -246,8 +246,8 @@ class RoleRouter:
         return [load for load in self.loads if load.instance_id not in self._down]
 
     def offering(self) -> "RoleRouter":
-        """Returns this object for a policy to read, after setting `instances` to the loads of the instances that accept
-        new requests.
+        """Returns this router as the view that a policy reads. The view's `instances` are then the loads of those
+        instances that accept new requests.
         """
         self.instances = self.offered if self._down else self.loads
         return self

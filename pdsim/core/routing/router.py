@@ -121,9 +121,9 @@ class Router:
     ) -> None:
         """decode: None: the instances are aggregated. shedding: None: no request is refused.
 
-        disaggregation: None: prefill instances compute all prompts. counts_streams: True: both instances' loads count a
-        request only while its client receives tokens, that is after prefill has answered. held: None: requests are sent
-        at once, however busy the instances are.
+        disaggregation: None: prefill instances compute all prompts. counts_streams: True: a request counts as load of
+        its two instances only while its client receives tokens, which begins when prefill has answered. held: queue for
+        requests that arrive while all instances are busy. None: the router sends each request at once.
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}

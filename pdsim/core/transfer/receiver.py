@@ -142,8 +142,8 @@ class Receiver:
         return self._give_back(message, incoming)
 
     def _give_back(self, abort: m.Abort, incoming: _Incoming) -> list[m.Command]:
-        """Frees the spans of an aborted request and tells the decode instance, if no scatter of the request is under
-        way.
+        """If no scatter of an aborted request is under way, frees the request's memory in the staging ring and tells
+        the decode instance. Otherwise does nothing.
         """
         if incoming.num_scattered < incoming.num_written:
             return []

@@ -72,11 +72,11 @@ class StagingRing:
         return sum(lent.span.end - lent.span.offset for lent in self._live.values())
 
     def __contains__(self, key: Hashable) -> bool:
-        """True if a span is lent for this key."""
+        """True if `key` holds a part of the ring's memory."""
         return key in self._live
 
     def span(self, key: Hashable) -> Span:
-        """Returns the span that was lent for this key. Raises KeyError if there is none."""
+        """Returns the part of the ring's memory that `key` holds. Raises KeyError if `key` holds none."""
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:

@@ -1,4 +1,4 @@
-"""Messages about copies that vLLM's prefill and decode instances answer alike."""
+"""Handles messages about copies between GPU and host memory, alike for vLLM's prefill and decode instances."""
 
 from pdsim.core import messages as m
 from pdsim.core.memory.kv_cache import KvCache

@@ -20,7 +20,7 @@ class LeaseTimes(NamedTuple):
     duration_ns: int
     """Duration in ns of a lease, from the end of the prompt's last forward."""
     renewal_ns: int = 0
-    """Time in ns from a renewal to the end of the lease. 0: leases are not renewed."""
+    """Duration in ns of a renewed lease, from its last renewal. 0: leases are not renewed."""
 
 
 NIXL = LeaseTimes(30 * _SECOND_NS, 20 * _SECOND_NS)

@@ -204,7 +204,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the texts of a mapping in which the name of a role may stand: name, labels, component type."""
+    """Yields those texts of a manifest's object that may contain the name of a role: name, labels, component type."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")

@@ -35,7 +35,7 @@ OPTIONS: dict[str, Reader] = {
     **dict.fromkeys(("encoder-bootstrap-port", "encoder-register-urls"), nothing),
     "enable-prefix-mm-cache": of_server("encode_cache", is_flag(found=True)),
 }
-"""Readers of options of encode instances, and of servers that wait for embeddings."""
+"""Readers of SGLang's options for encode instances, and for servers that get embeddings from encode instances."""
 
 
 def _ec_transfer(read: Read, value: Value) -> None:

@@ -341,7 +341,9 @@ SILENT = {
     "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
     "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init",
 }  # fmt: skip
-"""Options that change neither bytes nor times, so that the import does not mention them."""
+"""Options that affect neither the data that is computed and sent nor its times, so that the import does not mention
+them.
+"""
 TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}
 TABLES |= {"trtllm": TRTLLM, "dynamo.trtllm": TRTLLM}
 

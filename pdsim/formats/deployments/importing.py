@@ -436,8 +436,9 @@ def _take_load(found: Imported, processes: Sequence[Process]) -> None:
 
 
 def changed(found: Imported, changes: Sequence[str]) -> dict[str, Any]:
-    """The scenario as plain data, after changes in the notation of --set. Withheld fields (speculation, HiSparse) are
-    included if the user has set the measured number that they need; otherwise `found.aside` names them.
+    """The scenario as plain data, after changes in the notation of --set. Speculation and HiSparse each need a number
+    that must be measured. If the user has set this number, the scenario includes the fields of the feature; otherwise
+    `found.aside` names them.
     """
     data = found.data
     for change in changes:

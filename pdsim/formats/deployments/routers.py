@@ -27,9 +27,9 @@ _SILENT = {
 def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """The section `router`, and the options that pdsim does not understand. Empty section: the router's default.
-    variables: environment variables of the program. is_pair: True: prefill and decode are separate. flags: values of
-    its options, by option.
+    """Returns (the section `router` of the scenario, the options that pdsim does not understand). Empty section: the
+    router's default. program: name of the router's program. flags: the program's options, with their values. variables:
+    the program's environment variables. is_pair: True: prefill and decode are separate.
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"

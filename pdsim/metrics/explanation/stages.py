@@ -74,8 +74,8 @@ those of STAGES. Aggregated requests have some of them.
 
 
 def after_encoding(stages: Stages) -> Stages:
-    """Stages of a request whose prompt is queued only when its embeddings have arrived. stages: those of the same
-    request without images and audio clips.
+    """Adds the stages of encoding to the stages of a request, and lets later stages begin when the embeddings have
+    arrived. stages: the stages of a request without images and audio clips.
     """
     front_end, *others = stages.items()
     later = {stage: ("embeddings_ns" if first == "routed_ns" else first, *way) for stage, (first, *way) in others}

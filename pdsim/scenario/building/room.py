@@ -128,8 +128,8 @@ def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
 
 def _state_tokens(scenario: Scenario, role: Role) -> int:
     """Number of KV tokens that would take as many pages as a request's states of linear-attention layers. vLLM keeps
-    two states for a request: the current one, and the one after its last forward. 0: the model or the engine keeps no
-    states in pages.
+    two states per request: the state that the running forward reads, and the state that it writes. 0: the model has no
+    such layers, or the engine keeps states outside of pages.
     """
     layout = layout_of(scenario, role)
     if scenario.engine != "vllm" or not layout.state_bytes:

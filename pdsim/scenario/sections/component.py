@@ -240,7 +240,7 @@ def describe_component(value: Any) -> Any:
 
 
 def component_name(value: Any) -> str:
-    """The name that a file gives to this component as `use`."""
+    """The name by which scenario files choose the component, as the value of `use`."""
     kind: Any = type(value)
     return _name_of(kind)
 

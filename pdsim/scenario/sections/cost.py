@@ -273,7 +273,9 @@ class CostChoice(Section):
     shared prefix once per wave. None: with cost kernels an H200's value, otherwise no waves.
     """
     attention_merge: Duration = 0
-    """Additional time per layer of a decode step that splits contexts over several SMs."""
+    """Additional time of each layer in a decode step, if attention divides contexts among several SMs and must then
+    merge the parts.
+    """
     encode_factor: float = Field(default=1, gt=0)
     """Factor on the times of image encoders. These times are computed as rooflines; nobody measured them, so real times
     may be half or twice as long.

@@ -107,8 +107,8 @@ class SpeculativeSettings(Section):
         return self.speculative_num_steps or self.speculative_draft_tokens - 1
 
     def drafts(self, page_size: int) -> Drafts | None:
-        """How many tokens a step verifies, and for how many it may need pages. None: no speculation. page_size: tokens
-        of a page.
+        """Number of tokens that a step verifies for each request, and number of tokens for which it reserves pages.
+        None: no speculation. page_size: tokens of a page.
 
         If a page holds several tokens, each branch of a tree of drafts begins on a copy of the last page (SGLang
         0.5.23, mem_cache/allocation_sizing.py, get_alloc_len_per_decode).

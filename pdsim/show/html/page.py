@@ -116,7 +116,7 @@ _MOST_ALTERNATIVES = 2
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:
     """A sentence on model, servers, page size, costs and load. If scenarios differ in one of them, the sentence lists
-    all its values. scenarios: each as plain data.
+    all its values. scenarios: scenarios as nested dictionaries of their fields.
     """
     parts = [_either(scenarios, _model)]
     parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]

@@ -48,7 +48,9 @@ class ReportedRun:
     scenario: Scenario | None = None
     """The run's scenario with all defaults filled in. None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
-    """How each metric changes with each resource. Empty: the user did not ask for it."""
+    """For each resource: the changes of all metrics if the cluster has more of the resource. Empty: the user did not
+    ask for sensitivities.
+    """
 
     @property
     def num_gpus(self) -> int | None:

@@ -123,8 +123,8 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
-    """Sentences on measured runs whose first requests took longer than those of a simulation of the same requests,
-    compared with later requests.
+    """Sentences on measured runs that may have begun on cold servers: compared with a simulation of the same requests,
+    the first requests were late by more than the later ones.
     """
     simulated = [run for run in runs if run.summary.get("backend") == "pdsim"]
     notes = []

@@ -34,7 +34,9 @@ def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
 
 
 def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
-    """Commands that the user may run next. out: as in `print_plan`. details: True: the user gave --details."""
+    """Commands that the user may run next. out: the folder into which the plan was written; None: the plan was not
+    written. details: True: the user gave --details.
+    """
     found = []
     if plan.chosen is not None and out is not None:
         found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]

@@ -1,4 +1,6 @@
-"""What `pdsim run` prints first: a sentence that answers, the key numbers, and how certain they are."""
+"""Makes the first lines that `pdsim run` prints: a sentence on whether the SLO is met, the key numbers, and the
+confidence.
+"""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -159,8 +161,8 @@ def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | 
 
 
 def stage_text(shares: Mapping[str, float]) -> str:
-    """Names the stages in which requests spend most of their time. shares: each stage's share of the latency. Empty: no
-    request finished.
+    """Text with the stages in which requests spend most of their time, and their shares; empty if no request finished.
+    shares: each stage's share of the latency.
     """
     longest = sorted(shares.items(), key=lambda one: -one[1])[:_NUM_STAGES]
     return ", ".join(f"{share:.0%} {_IN_STAGE[stage]}" for stage, share in longest if round(share, 2))

@@ -165,7 +165,7 @@ def print_stages(runs: Mapping[str, Records]) -> None:
 
 _WIDE = 99
 _SLOWEST = "slowest 1%\nby TTFT"
-"""Title of the mean over the 1 % of the requests with the largest TTFT."""
+"""Column title: mean time of a stage over the 1 % of the requests with the largest TTFT."""
 _STAGE_COLUMNS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (_WIDE, ("mean", "median", _SLOWEST, "share")),
     (_WIDE, ("mean", _SLOWEST, "share")),

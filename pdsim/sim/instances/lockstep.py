@@ -184,8 +184,8 @@ class Lockstep:
         self._timeline.after(time_ns - self._timeline.now_ns, self._look, order=self._order)
 
     def _look(self, _: None) -> None:
-        """Begins a round if the last round has ended and all hosts are free. Otherwise tries again as soon as both
-        conditions hold.
+        """Begins the next round, in which the ranks run their next steps together, if the last round has ended and the
+        ranks' hosts are free. Otherwise tries again as soon as both conditions hold.
         """
         self._looks = False
         if not self._asked:

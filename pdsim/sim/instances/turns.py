@@ -82,8 +82,9 @@ class StagedRank(Rank):
 
 
 class Turns(Lockstep):
-    """Lets the ranks of one server with pipeline stages choose their steps in turns. There are as many slots as stages,
-    and each turn chooses the next step of one slot. Ranks of a server with pipeline stages never die.
+    """Lets the ranks of one server with pipeline stages choose their steps in turns. There are as many slots as stages;
+    a slot has one step under way at a time, and each turn chooses the next step of one slot. Ranks of a server with
+    pipeline stages never die.
     """
 
     def __init__(self, timeline: Timeline, num_ranks: int, order: EventPriority, pipeline: PipelineTimes) -> None:

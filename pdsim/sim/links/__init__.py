@@ -1,3 +1,3 @@
-"""What moves over links in simulated time: KV of transfers, copies of cached pages, embeddings, and activations between
-the hosts of one server.
+"""Simulates the use of links by transfers of KV, copies of cached pages, embeddings, and activations between the hosts
+of one server.
 """

@@ -163,8 +163,8 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Rows of the candidates that miss the SLO by least, nearest first. Each row names the missed limits and the
-        resource that causes the miss.
+        """Rows of the candidates that exceed the SLO's limits least, the nearest to the SLO first. Each row names the
+        missed limits and the resource that causes the miss.
         """
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
         nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_TOLD)

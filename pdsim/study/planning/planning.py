@@ -120,8 +120,8 @@ def _space(base: Base, prices: Mapping[str, float] | None, max_gpus: int, tried:
 
 
 def _require_folder(out: Path, given: Path | None) -> None:
-    """Raises ConfigError if the plan's files cannot be written to `out`, or would replace the scenario that the user
-    gave.
+    """Raises ConfigError if the plan's files cannot be written to `out`, or if they would replace the user's own
+    scenario `given`.
     """
     require_out(out)
     if given is not None and given.resolve() == (out / SCENARIO).resolve():
@@ -159,10 +159,10 @@ def _kept_runs(folder: Path, report: Callable[[str], None]) -> Store:
 
 
 def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | None, checks: Trials | None) -> Plan:
-    """Adds the outcomes of the user's own cluster, and of the plan on the second trace.
+    """Adds two outcomes to a plan: that of the user's own cluster, and that of the plan's cluster under a second trace.
 
-    made: the plan so far. chosen: its cluster. trials: simulate clusters with the plan's load. own: the user's cluster;
-    None: not given. checks: trials on the second trace; None: no such trace.
+    made: the plan so far. chosen: row of the plan's cluster. trials: simulates clusters with the plan's load. own: the
+    user's cluster; None: not given. checks: simulates clusters with the second trace; None: no second trace was given.
     """
     if own is not None:
         (outcome,) = trials.whole([own.changes])

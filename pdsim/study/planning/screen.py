@@ -276,8 +276,8 @@ def _attained(outcome: Outcome) -> list[str]:
 
 
 def _band(row: Row) -> str:
-    """Smallest and largest value, over repeated runs of the cluster, of the number that is furthest above its limit.
-    Empty: the cluster was run once, or all runs gave the same number.
+    """For the SLO's limit that the cluster exceeds most: the smallest and the largest measured value over the cluster's
+    repeated runs, as text. Empty: the cluster was run once, or all runs gave the same value.
     """
     judged = row.outcome.judgement
     if not row.repeated or judged is None or row.outcome.reason == SATURATED or judged.worst.is_share:

@@ -77,8 +77,8 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates that must still be tried. Leaves out those that cost more than a cluster that meets the SLO, and those
-    with at most as many instances as a cluster of the same family that misses the SLO.
+    """Candidates that must still be tried. Leaves out each candidate with a higher price than a tried cluster that
+    meets the SLO, and each candidate that differs from a tried cluster that misses the SLO only by fewer instances.
     """
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]

@@ -45,8 +45,8 @@ class PointResult:
     replications: Sequence[Replication]
     """Results of the runs of the point, one per seed."""
     repeats: Sequence[Replication] = ()
-    """Repetitions of the point's single run with slightly faster and slower messages. Empty: the run was not
-    repeated.
+    """Results of repeated runs of a point with one seed, with slightly faster and slower messages. Empty: the point has
+    several seeds, or its run was not repeated.
     """
     ends: "Sequence[PointResult]" = ()
     """Results of the same point with the fastest and the slowest step times that measured kernels allow. Empty: the
@@ -270,7 +270,7 @@ def failures_of_points(points: Sequence[PointResult]) -> list[str]:
 
 
 def replication(row: Mapping[str, Any], slos: Mapping[str, Slo]) -> Replication:
-    """Makes a run of a point from the run's row of results, and judges the run by each SLO."""
+    """Reads one run of a point from its row of results, and judges the run by each SLO."""
     fields = {name: value for name, value in row.items() if name not in _OF_REQUESTS}
     if row["status"] != "ok":
         return Replication(fields, {})

@@ -47,7 +47,7 @@ class Answer:
     saturated, or meets the SLO in a closed loop. Otherwise it is the latency that is nearest to its limit in the SLO.
     None: the winner's run stalled, which means that some requests never ended."""
     run: RunResult = field(repr=False)
-    """The run of the winner, with the load of its instances over time."""
+    """The run of the recommended candidate (`winner`), with the load of its instances over time."""
     percentiles: Mapping[str, str]
     """For each metric that the SLO limits: the limited percentile, such as "p99"."""
     axis: str

@@ -79,7 +79,7 @@ DECODE_CACHE = Question(
 
 
 _RATIOS = (1, 2, 4, 8)
-"""Sizes of host memory to try, in bytes per byte of the prefill pool. SGLang's default is 2."""
+"""Sizes of host memory to try, as multiples of the prefill pool's size. SGLang's default is 2."""
 
 
 def _host_cache_arms(base: Base) -> list[Arm]:
@@ -178,8 +178,8 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 
 def _storage_verdict(study: Study) -> Verdict:
-    """Recommends the smallest number of drives that is as good as the largest number. If the recommended number is no
-    better than none: no storage.
+    """Recommends the smallest number of drives that serves the load as well as the largest tried number. If this number
+    of drives serves the load no better than a cluster without storage: recommends no storage.
     """
     study.require_results()
     labels = study.labels()

@@ -121,7 +121,7 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
     """A sentence that compares the mean TTFT of sending KV chunk by chunk with that of sending whole prompts. Empty:
-    chunk by chunk is the best candidate (`best`), or is saturated.
+    chunk by chunk is the recommended candidate, or is saturated. best: name of the recommended candidate.
     """
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
@@ -152,9 +152,9 @@ class Torn(NamedTuple):
     """
 
     num_descriptors: int
-    """Number of descriptors that one pair of ranks sends."""
+    """Number of descriptors that one pair of ranks sends in the transfer."""
     num_bytes: int
-    """Number of bytes that one pair of ranks sends."""
+    """Number of bytes that one pair of ranks sends in the transfer."""
     ms: float
     """Duration of the transfer in ms if no other transfer uses the links."""
 

@@ -13,7 +13,7 @@ LEAST_NS = 20_000_000
 experiments/sglang-h200 stalled for 41 ms and more.
 """
 _FEWEST_LATER = 8
-"""Minimum number of later requests from which the delay of warm servers is computed."""
+"""Minimum number of requests after the first ones. With fewer requests, the usual delay of warm servers is unknown."""
 _USUAL = 0.9
 """The first requests count as cold if their median delay exceeds the delays of at least this share of the later
 requests.

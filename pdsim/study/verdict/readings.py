@@ -34,7 +34,9 @@ def own_itl_ms(metric: str, request: RequestRecord) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of the requests of one run. Arrays have one entry per request that finished."""
+    """Times of the requests of one run. Arrays have one entry for each finished request; the array `classes` has
+    further entries for the lost requests.
+    """
 
     by_metric: Mapping[str, Any]
     """Arrays by metric, in ms: ttft, tpot, e2e, and percentiles of the gaps between a request's own tokens if they were

@@ -181,8 +181,8 @@ class Term:
         return times.of_class(self.request_class) if self.request_class else times
 
     def num_allowed(self, num_requests: int) -> int:
-        """Maximum number of requests that may exceed a limit. If more do, the term is missed, whatever the other times
-        are.
+        """Maximum number of requests that may exceed the term's limit. If more requests exceed it, the term is
+        certainly missed.
         """
         if self.is_share:
             return num_requests - _num_needed(self.percentile, num_requests)

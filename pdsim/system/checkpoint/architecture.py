@@ -20,8 +20,9 @@ _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
 
 
 def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the section `llama`. Empty: real mode cannot run the model. layers: the model's layers in order. experts:
-    the entry's section `experts`; empty: the model has none.
+    """Makes the section `llama` of a model's catalog entry, or an empty section if real mode cannot run the model.
+    layers: the model's layers in order. experts: the section `experts` of the same entry; empty: the model has no
+    experts.
     """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))

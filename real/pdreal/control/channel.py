@@ -71,7 +71,9 @@ class Network(NamedTuple):
 
     @classmethod
     def dealt(cls, address: str) -> "Network":
-        """Returns network settings with new keys. address: IP address of the launcher's host."""
+        """Returns network settings with a new pair of keys, which encrypts the control channel (CURVE). address: IP
+        address of the launcher's host.
+        """
         public_key, secret_key = zmq.curve_keypair()
         return cls(address, public_key.decode(), secret_key.decode())
 

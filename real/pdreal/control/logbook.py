@@ -146,8 +146,8 @@ class InstanceLog:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Returns the calls of all processes by time. Calls of one process keep their order, from its first life to its
-    last.
+    """Returns the calls of all processes by time. A process that died and was started again has several journals; its
+    calls keep their order, from the first journal to the last.
     """
     processes = (
         chain.from_iterable(from_lines(_whole_lines(path)) for path in lives) for lives in _files(folder, "journal")

@@ -25,7 +25,7 @@ class Peers(NamedTuple):
     number: int
     """Number of this notice. The rank repeats the number in its answer."""
     lives: dict[str, int]
-    """Number of earlier starts of each instance that runs, by instance id."""
+    """For each running instance: how often it had been started before its present start. The keys are instance ids."""
     memories: dict[str, list[dict[str, Any]]]
     """For each instance, the fields of a PeerMemory for each of its ranks, in the order of ranks. A rank that receives
     no KV has no fields."""

@@ -67,7 +67,9 @@ class Seed(NamedTuple):
     token: int
     """Id of the first proposed token."""
     hidden: str
-    """Bytes of the hidden state in base64, because the control channel sends plain JSON."""
+    """The draft model's hidden state at the last token with KV: its bytes in base64, because the control channel sends
+    plain JSON.
+    """
 
 
 class DraftRows(NamedTuple):
@@ -146,8 +148,8 @@ Work = PrefillBatch | DecodeBatch | SaveKv | RestoreKv | ForgetKv | WriteBackup 
 
 
 class Compute(NamedTuple):
-    """A task for the model: a forward or a copy of KV (`work` is one of the types of Work). Ranks do such tasks in the
-    order in which they get them.
+    """A task for the model: a forward or a copy of KV (`work` is one of the types of Work). Ranks compute these tasks
+    in the order in which they get them.
     """
 
     work: Any
@@ -205,7 +207,7 @@ class DigestSent(NamedTuple):
     pages: Sequence[int]
     """Ids of the request's pages on prefill, in the order of its tokens."""
     num_tokens: int
-    """Number of first tokens of these pages to read."""
+    """Number of tokens whose KV the rank reads, from the first token of `pages` on."""
     state_slot: int = 0
     """Slot of the request's linear-attention state. 0: none."""
 

@@ -214,8 +214,8 @@ class Instances:
         return reason
 
     def _note_death(self, folder: Path, instance_id: str) -> None:
-        """Notes a death at the beginning of the journal of the instance's next start, because the journal of the dead
-        processes may end in half a line.
+        """Writes the death of an instance into the journal of the instance's next start. The journal of the dead
+        processes cannot take the entry, because its last line may be incomplete. folder: folder of the journals.
         """
         logbook = Logbook(folder, instance_id, self.fleet.lives[instance_id] + 1)
         names = [instance_id]

@@ -192,8 +192,8 @@ class RemoteHost:
         return [f"{lost or f'host {self.name} was silent at the end'}; logs of its instances were not received"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
-        """Ends the agent by closing its standard input, then by signals. watch: task that ends when the agent has
-        ended.
+        """Ends the agent by closing its standard input. If the agent still runs after PATIENCE_S, sends SIGTERM, and
+        after the same time SIGKILL. watch: task that ends when the agent has ended.
         """
         assert process.stdin is not None
         process.stdin.close()

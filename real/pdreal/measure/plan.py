@@ -24,7 +24,7 @@ class Plan:
     descriptors: tuple[int, ...]
     """Numbers of descriptors into which the measured transfers are divided."""
     stored_pages: tuple[int, ...]
-    """Numbers of pages that are looked up, read and written in storage together."""
+    """Numbers of pages in one operation of storage (a lookup, a read or a write), each of which is measured."""
     served_batches: tuple[int, ...]
     """Numbers of requests that are served together, from prefill to their last token."""
     served_tokens: int

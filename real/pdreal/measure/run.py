@@ -137,7 +137,9 @@ class Measurement:
 
 
 def _release_memory(device: torch.device) -> None:
-    """Releases cached memory, for other processes and for allocations outside torch."""
+    """Gives the GPU memory that torch's allocator keeps unused back to the GPU, for other processes and for allocations
+    outside torch.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

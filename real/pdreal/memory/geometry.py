@@ -68,9 +68,9 @@ class RankPair(NamedTuple):
     """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. A staged cell
     has a part of its own for each of these ranks."""
     source_heads: range
-    """Indices of the heads among the prefill rank's heads."""
+    """Indices of the sent KV heads among the prefill rank's heads."""
     target_heads: range
-    """Indices of the same heads among the decode rank's heads."""
+    """Indices of the sent KV heads among the decode rank's heads."""
 
 
 def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:

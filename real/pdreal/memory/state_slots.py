@@ -40,9 +40,10 @@ def num_slots(scenario: Scenario, role: Role) -> int:
 
 
 _MISSING = 0
-"""Stands for the slot of a state that was never computed, but that the core counts as kept. Such a state's request was
-given up before it ran on decode. Decode never continues from such states, because decode gets whole states from
-prefill."""
+"""Stands for the slot of a state that the core counts as stored although no forward has computed it, because its
+request was aborted before it ran on decode. Decode never continues from a missing state, because it gets whole states
+from prefill.
+"""
 
 
 class _Leased(NamedTuple):

@@ -69,8 +69,8 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(mixed: Tensor, beta: Tensor, decay: Tensor, weights: DeltaWeights) -> Inputs:
-    """Returns the recurrence's inputs. mixed: outputs of the convolution, [tokens, channels]. beta, decay: projections
-    [tokens, value heads].
+    """Returns the inputs of the gated delta rule's recurrence. mixed: outputs of the convolution, [tokens, channels].
+    beta, decay: outputs of the projections of the same names, [tokens, value heads].
     """
     keys = weights.num_key_heads * weights.key_dim
     query, key, value = mixed.float().split((keys, keys, weights.num_value_heads * weights.value_dim), dim=1)

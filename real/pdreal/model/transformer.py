@@ -63,8 +63,8 @@ class Attend(Protocol):
 
 class Transformer:
     def __init__(self, config: ModelConfig, weights: ModelWeights, tp: TensorParallel, *, first_layer: int = 0) -> None:
-        """first_layer: index of this transformer's first layer among the cache's layers. 0: a target; a draft head's
-        layers follow the target's.
+        """first_layer: place of this transformer's first layer in the KV cache, whose first layers are the target
+        model's. 0: this is the target model. For a draft head: the number of the target model's layers.
         """
         self.config = config
         self.tp = tp

@@ -70,7 +70,9 @@ class _Graphs:
             self._model.choices = None  # what others compute is theirs
 
     def _capture(self, sizes: Sequence[int]) -> None:
-        """Captures graphs. The largest is captured first, so that smaller graphs share its memory."""
+        """Captures a CUDA graph for each size, the largest first, so that smaller graphs share its memory. sizes:
+        numbers of tokens or rows, in ascending order.
+        """
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         for size in reversed(sizes):
@@ -252,7 +254,9 @@ class _ForwardInputs(NamedTuple):
 
 
 class _ChunkInputs:
-    """Inputs of linear attention on the device, whose shapes depend only on a graph's size."""
+    """Inputs of linear attention on the device. Their shapes depend only on the size of a CUDA graph, so that each
+    replay of the graph can use them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         from pdkernels.delta import CHUNK_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only

@@ -39,7 +39,9 @@ class Sender(Protocol):
 
 
 class PullServer:
-    """Serves the connections of all senders, with a thread for each connection."""
+    """Accepts connections of senders, and copies the KV that each sender offers out of the sender's memory. Each
+    connection has a thread.
+    """
 
     def __init__(self, open_sender: Callable[[Any], Sender]) -> None:
         """open_sender: called once per connection, with the sender's description of its memory, in the thread that will
