@@ -88,7 +88,7 @@ def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
-    """Yields rows with the times of all variants in one case. side: gather or scatter."""
+    """Measures all variants in one case, and yields a row with the times of each. side: gather or scatter."""
     heads = case.source_heads if side == "gather" else case.target_heads
     payload = case.payload_bytes(heads)
     copied = bench.copy_us(payload)
@@ -172,8 +172,8 @@ def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
-    """Yields rows of bandwidth by the number of programs. Each program runs on a multiprocessor of its own, as long as
-    there are enough.
+    """Measures the bandwidth by the number of programs, and yields a row for each measurement. Each program runs on a
+    multiprocessor of its own, as long as there are enough.
     """
     case = Case(MODELS[1], 16384, 16, 4, 1)
     for side in SIDES:
@@ -187,7 +187,9 @@ def few_programs(bench: Bench) -> Iterator[Row]:
 
 
 def other_forms(bench: Bench) -> Iterator[Row]:
-    """Yields rows that the main table leaves out: a gather for four targets, HND pages, and fp8 on the wire."""
+    """Measures forms that the main table leaves out, and yields a row for each measurement: a gather for four targets,
+    HND pages, and fp8 on the wire.
+    """
     case = Case(MODELS[1], 16384, 16, 1, 4)
     payload = case.payload_bytes(case.source_heads)
     copied = bench.copy_us(payload)
@@ -209,7 +211,9 @@ def other_forms(bench: Bench) -> Iterator[Row]:
 
 
 def batches(bench: Bench) -> Iterator[Row]:
-    """Yields rows of several requests in one launch, and of the same requests in one launch each."""
+    """Measures several requests in one launch, and the same requests in one launch each. Yields a row for each
+    measurement.
+    """
     for requests, tokens in ((16, 1000), (64, 256)):
         case = Case(MODELS[1], requests * tokens, 16, 4, 1)
         each = -(-tokens // 16)

@@ -28,8 +28,8 @@ FIELDS: dict[Any, list[str]] = {
 """Names of the fields of each type in TYPES."""
 
 LATER = {messages.Arrival: 5, messages.NewRequest: 3, messages.PrefillStep: 2, messages.PeerDown: 1}
-"""For each of these types of messages: how many of its last fields older journals lack. Such a field is not written if
-it has its default value."""
+"""For each of these types of messages: how many of its last fields older journals lack. A field that older journals
+lack is not written if it has its default value."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:

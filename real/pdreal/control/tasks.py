@@ -48,12 +48,12 @@ class PrefillBatch(NamedTuple):
 
 
 class PageTableChange(NamedTuple):
-    """New pages of one row of the decode batch, from index `start` of the row's page table on. Pages before that index
+    """New pages of one sequence of the decode batch, from index `start` of its page table on. Pages before that index
     stay.
     """
 
     row: int
-    """Index of the row in the batch."""
+    """Index of the sequence in the batch."""
     start: int
     pages: Sequence[int]
     """Ids of the new pages."""
@@ -73,8 +73,8 @@ class Seed(NamedTuple):
 
 
 class DraftRows(NamedTuple):
-    """Drafts of a decode step that verifies several tokens of each row of the batch. The fields but `seeds` have one
-    entry for each row.
+    """Drafts of a decode step that verifies several tokens of each sequence of the batch. The fields but `seeds` have
+    one entry for each sequence.
     """
 
     slots: tuple[int, ...]
@@ -94,26 +94,28 @@ class DraftRows(NamedTuple):
 
 
 class DecodeBatch(NamedTuple):
-    """A decode step. Each row computes the last token of its sequence, and num_kv_tokens tokens precede that token."""
+    """A decode step over a batch of sequences. The step computes the last token of each sequence, and num_kv_tokens
+    tokens precede that token.
+    """
 
     tokens: tuple[int, ...]
-    """For each row: id of its sequence's last token."""
+    """For each sequence of the batch: id of its last token."""
     num_kv_tokens: tuple[int, ...]
-    """For each row: number of tokens that have KV already."""
+    """For each sequence of the batch: number of tokens that have KV already."""
     changes: tuple[PageTableChange, ...] = ()
     """Changes of page tables since the last batch; ranks remember the tables. After the changes each table has room for
     the new tokens."""
     draws: tuple[Draw | None, ...] = ()
-    """Rules for choosing the next tokens, one per row. Empty: the likeliest tokens are chosen."""
+    """Rules for choosing the next tokens, one per sequence of the batch. Empty: the likeliest tokens are chosen."""
     drafts: DraftRows | None = None
-    """Drafts that the step verifies. None: each row computes one token."""
+    """Drafts that the step verifies. None: the step computes one token of each sequence."""
     states: tuple[tuple[int, int], ...] = ()
-    """For each row: slot of its linear-attention state, and slot for a copy of the new state (0: none). Empty: the
-    model has no such layers."""
+    """For each sequence of the batch: slot of its linear-attention state, and slot for a copy of the new state (0:
+    none). Empty: the model has no such layers."""
 
 
 def whole_tables(page_tables: Iterable[Sequence[int]]) -> tuple[PageTableChange, ...]:
-    """Returns changes that set the whole page table of each row."""
+    """Returns changes that set the whole page table of each sequence of the batch."""
     return tuple(PageTableChange(row, 0, pages) for row, pages in enumerate(page_tables))
 
 

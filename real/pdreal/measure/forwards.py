@@ -267,8 +267,8 @@ class ForwardBench:
         return row_of("prefill", self._times_us(forwards, pause_seconds), prefill_graphs=graphs, **_sizes(case))
 
     def sustained(self, case: PrefillCase) -> Iterator[Row]:
-        """Yields one row per forward of a burst: the median time over several bursts. Each burst begins on a rested
-        GPU.
+        """Measures bursts of forwards. Yields one row per forward of a burst: the median time over several bursts. Each
+        burst begins on a rested GPU.
         """
         forward = self.prefilling(case)
         forward()
@@ -345,7 +345,8 @@ def forward_rows(
     followers: Followers | None = None,
     num_verified: int = 1,
 ) -> Iterator[Row]:
-    """Yields rows of all cases that fit the model and this machine's memory. left_out is called for each other case.
+    """Yields a measured row for each case that fits the model and this machine's memory. left_out is called for each
+    case that does not fit.
 
     Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, and after such KV most
     tokens choose the same experts (experiments/moe-h200).

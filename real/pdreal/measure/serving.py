@@ -35,8 +35,8 @@ _ROUND_TRIPS = 500
 
 
 def message_row(hosts: Hosts | None) -> Row:
-    """Returns the row of the one-way time of a message: to another host if there are several, else within this host.
-    Raises LaunchError if the other host does not answer.
+    """Measures the one-way time of a message, and returns it as a row for `pdsim calibrate`. The message goes to
+    another host if there are several, else within this host. Raises LaunchError if the other host does not answer.
     """
     with ScratchFolder() as folder:
         times_us = _messages_us(folder) if hosts is None else _messages_between_us(folder, hosts)
@@ -99,8 +99,8 @@ aborted afterwards."""
 _LOOK_AGAIN_S = 0.01
 _LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
-"""Minimum number of consecutive decode steps with one batch that a row of kind `loop` needs. Such a row has the time
-between steps."""
+"""Minimum number of consecutive decode steps with one batch that a measured row of kind `loop`, the time between steps,
+needs."""
 _VOCABULARY = 512
 """Token ids of prompts are below this number. The vocabulary of every model in the catalog is at least as large."""
 
@@ -117,9 +117,10 @@ def serving_rows(
     moe_a2a_backend: str = "none",
     draft_tokens: int = 1,
 ) -> Iterator[Row]:
-    """Yields rows of times that serving adds to forwards and transfers. The first available transfer engine gives all
-    rows. Each further engine gives only rows of sending, and of handovers of requests from prefill to decode. With
-    several ranks only the first engine is used, because calibration needs only the decode steps of such rows.
+    """Yields measured rows with the times that serving adds to forwards and transfers. The first available transfer
+    engine gives all rows. Each further engine gives only rows of sending, and of handovers of requests from prefill to
+    decode. With several ranks only the first engine is used, because calibration needs only the decode steps of such
+    rows.
 
     left_out: called with each missing engine and the reason. draft_tokens: number of tokens of each request that decode
     steps verify. Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts. The other
@@ -259,7 +260,9 @@ async def _read(answer: Request) -> None:
 
 
 def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Yields rows of the stages of requests that were served alone. These stages consist of host work and messages."""
+    """Yields measured rows with the times of the stages of requests that were served alone. These stages consist of
+    host work and messages.
+    """
     for what, begin, end in (
         ("route", "arrival_ns", "routed_ns"),
         ("admit", "routed_ns", "admitted_ns"),
@@ -271,7 +274,7 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Yields rows of the time between arrivals at the router of requests that were submitted together."""
+    """Yields measured rows with the time between arrivals at the router of requests that were submitted together."""
     for num_tokens in _WAVE_TOKENS:
         arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
         chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]
@@ -279,7 +282,7 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """Yields a row of the time between ends of requests whose last tokens come from the same decode step."""
+    """Yields a measured row with the time between ends of requests whose last tokens come from the same decode step."""
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
     together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]
@@ -314,9 +317,9 @@ def _sending_rows(waves: Sequence[RequestRecord], transfers: Sequence[TransferRe
 
 
 def _handover_row(alone: Sequence[RequestRecord], transfers: Sequence[TransferRecord], transport: str) -> Row:
-    """Returns the row of handovers, from the start of a request's transfer until decode streams its first token. In an
-    empty pool pages are contiguous, so all requests have the same number of descriptors. alone: requests that were
-    served one at a time. transport: name of the transfer engine.
+    """Returns a measured row with the time of a handover, from the start of a request's transfer until decode streams
+    its first token. In an empty pool pages are contiguous, so all requests have the same number of descriptors. alone:
+    requests that were served one at a time. transport: name of the transfer engine.
     """
     return row_of(
         "handover",

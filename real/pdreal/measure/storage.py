@@ -28,9 +28,9 @@ evicts nothing."""
 def storage_rows(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int, counts: Sequence[int], seconds: float
 ) -> Iterator[Row]:
-    """Yields rows of lookups, reads and writes of one rank. counts: numbers of pages; those for which the host lacks
-    memory are left out. Raises UnavailableError or LaunchError if the store cannot run here. page_size: number of
-    tokens of a page. seconds: time for each row.
+    """Measures lookups, reads and writes of one rank, and yields a row for each of them and each number of pages.
+    counts: numbers of pages; those for which the host lacks memory are left out. Raises UnavailableError or LaunchError
+    if the store cannot run here. page_size: number of tokens of a page. seconds: time for each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     room_bytes = _SHARE_OF_MEMORY * free_host_bytes() / len(counts)

@@ -46,9 +46,9 @@ def copy_rows(
     page_counts: Sequence[int],
     seconds: float,
 ) -> Iterator[Row]:
-    """Yields rows of gather and scatter. Numbers of pages that do not fit into memory are left out. The model must have
-    an even number of KV heads. kinds: gather, scatter or both. page_size: number of tokens of a page. page_counts:
-    numbers of pages of a copy. seconds: time for each row.
+    """Measures gather and scatter, and yields a row for each measurement. Numbers of pages that do not fit into memory
+    are left out. The model must have an even number of KV heads. kinds: gather, scatter or both. page_size: number of
+    tokens of a page. page_counts: numbers of pages of a copy. seconds: time for each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
@@ -116,9 +116,10 @@ def transfer_rows(
     left_out: Callable[[str], None],
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Yields rows of transfers from this host's first GPU to its last GPU, or to the first GPU of another host. If
-    `device` is a CPU, the transfers are between host memories. sizes: bytes. descriptors: numbers of descriptors of a
-    transfer. left_out: called with each missing engine and the reason. seconds: time for each row.
+    """Measures transfers, and yields a row for each measurement. The transfers go from this host's first GPU to its
+    last GPU, or to the first GPU of another host. If `device` is a CPU, the transfers are between host memories. sizes:
+    bytes. descriptors: numbers of descriptors of a transfer. left_out: called with each missing engine and the reason.
+    seconds: time for each row.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
@@ -139,8 +140,8 @@ def measure_engine(
     seconds: float,
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
-    """Yields one row per shape. shapes: (total bytes, number of descriptors). devices: the sender's, the receiver's.
-    Raises UnavailableError if the engine cannot run here. seconds: time for each row.
+    """Measures transfers, and yields one row per shape. shapes: (total bytes, number of descriptors). devices: the
+    sender's, the receiver's. Raises UnavailableError if the engine cannot run here. seconds: time for each row.
     """
     with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,

@@ -1,9 +1,9 @@
 """Speculative decoding on one rank: a draft head proposes tokens, and the target verifies them in one forward.
 
-A step with rows of n KV tokens, which verifies V tokens of each row:
+A step that verifies V tokens of each sequence of a batch:
 
-- propose: V - 2 forwards of the head, each over one token of each row, follow the proposal of the step before
-- verify: the target computes the row's last token and V - 1 drafts, and chooses a token behind each of the V
+- propose: V - 2 forwards of the head, each over one token of each sequence, follow the proposal of the step before
+- verify: the target computes each sequence's last token and V - 1 drafts, and chooses a token behind each of the V
 - extend: the head computes the V positions with the target's hidden states, and makes the next step's first proposal
 
 The forwards are those of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py: draft_forward, verify,
@@ -66,7 +66,7 @@ class Drafter:
     """
 
     def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:
-        """num_verified: number of tokens of each row that a step verifies, including its last token.
+        """num_verified: number of tokens of each sequence that a step verifies, including its last token.
         max_running_requests: largest number of sequences that run.
         """
         target = head.target
@@ -86,20 +86,22 @@ class Drafter:
     def prefill(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, last: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Computes the KV of prompts. Returns the first proposals, [rows], and the hidden states from which they are
-        made, [rows, hidden].
+        """Computes the KV of prompts. Returns the first proposals, [prompts], and the hidden states from which they are
+        made, [prompts, hidden].
 
-        tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: rows that propose.
+        tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: index of each
+        prompt's last token.
         """
         states = self.head.hidden(tokens, hidden, positions, attend).index_select(0, last)
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
-        """Computes a decode step that verifies V tokens of each row. Returns each row's V - 1 drafts, the target's V
-        choices, and for each draft whether it is nearly the target's choice (1 or 0), [rows, 3 * V - 2].
+        """Computes a decode step that verifies V tokens of each sequence. Returns each sequence's V - 1 drafts, the
+        target's V choices, and for each draft whether it is nearly the target's choice (1 or 0), [sequences, 3 * V -
+        2].
 
-        attend_one: makes the attention of one token of each row, from the tokens' positions. attend_all: attention of V
-        tokens of each row.
+        attend_one: makes the attention of one token of each sequence, from the tokens' positions. attend_all: attention
+        of V tokens of each sequence.
         """
         inputs = torch.cat((rows.tokens[:, None], self._propose(rows, attend_one)), dim=1)
         counted = torch.arange(self.num_verified, device=inputs.device)
@@ -114,7 +116,9 @@ class Drafter:
         return torch.cat((drafts, chosen, is_near), dim=1)
 
     def _propose(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend]) -> Tensor:
-        """Returns the drafts of each row, [rows, V - 1]. V: number of tokens of a row that a step verifies."""
+        """Returns the drafts of each sequence, [sequences, V - 1]. V: number of tokens of a sequence that a step
+        verifies.
+        """
         proposal, hidden = self._proposals.index_select(0, rows.slots), self._hidden.index_select(0, rows.slots)
         drafts: list[Tensor] = []
         for i in range(self.num_verified - 1):
@@ -129,9 +133,9 @@ class Drafter:
     def _extend(
         self, rows: VerifyRows, inputs: Tensor, chosen: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
     ) -> None:
-        """Computes the draft head over all verified positions, and keeps the draft state of each row's last accepted
-        token. inputs: verified tokens, [rows, V]. chosen: the target's choices, [rows, V]. hidden: the target's hidden
-        states, [rows * V, hidden]. positions: [rows * V].
+        """Computes the draft head over all verified positions, and keeps the draft state of each sequence's last
+        accepted token. inputs: verified tokens, [sequences, V]. chosen: the target's choices, [sequences, V]. hidden:
+        the target's hidden states, [sequences * V, hidden]. positions: [sequences * V].
         """
         counted = torch.arange(self.num_verified, device=inputs.device)
         is_accepted = counted < rows.num_accepted[:, None] - 1
@@ -150,8 +154,8 @@ class Drafter:
 
 def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
     """Returns the start of drafting for each prompt of a prefill forward (Seed), which decode gets with the KV.
-    proposals: the draft head's first proposal for each prompt, [rows]. hidden: the head's hidden state, [rows, hidden].
-    Both tensors lie on the host.
+    proposals: the draft head's first proposal for each prompt, [prompts]. hidden: the head's hidden state, [prompts,
+    hidden]. Both tensors lie on the host.
     """
     states = hidden.contiguous().view(torch.uint8).numpy()
     return [
@@ -170,7 +174,7 @@ def followers_of(batch: PrefillBatch, chosen: Sequence[int]) -> list[int]:
 def verified_chunks(
     num_kv_tokens: Sequence[int], page_tables: Sequence[Sequence[int]], num_verified: int
 ) -> PrefillBatch:
-    """Returns a batch with num_verified tokens of each row as chunks after their contexts. The token ids do not
+    """Returns a batch with num_verified tokens of each sequence as chunks after their contexts. The token ids do not
     matter.
     """
     tokens = [0] * num_verified

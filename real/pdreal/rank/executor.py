@@ -100,12 +100,14 @@ class _Sequence:
 
 
 class _Rows:
-    """Rows of the decode batch. When a sequence leaves, the sequence of the last row moves to the free row."""
+    """Rows of the decode batch: a row is the batch's entry for one sequence. When a sequence leaves, the sequence of
+    the last row moves to the free row.
+    """
 
     def __init__(self) -> None:
         self.sequences: list[_Sequence] = []
         self.renewed: set[int] = set()
-        """Rows that hold another sequence than the ranks know."""
+        """Rows of the batch that hold another sequence than the ranks know."""
         self._rows: dict[int, int] = {}
         """Row of each request in the decode batch, in the order in which requests joined."""
 
@@ -266,9 +268,9 @@ class Executor:
     ) -> Outcome:
         """Returns the result of a step, for the instance, and the step's new tokens.
 
-        tokens: the ranks' tokens, one for each row of the step's batch. If the step verifies drafts, these are integers
-        that `Speculation.new_tokens` reads. logprobs: for each row, or empty if no request asks for log probabilities.
-        seeds: for each chunk, or empty if there are no drafts.
+        tokens: the ranks' tokens, one for each sequence of the step's batch. If the step verifies drafts, these are
+        integers that `Speculation.new_tokens` reads. logprobs: for each sequence, or empty if no request asks for log
+        probabilities. seeds: for each chunk, or empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
@@ -350,8 +352,8 @@ class Executor:
         return self._speculation.begin([sequence.to_verify for sequence in sequences])
 
     def _changes(self) -> tuple[PageTableChange, ...]:
-        """Returns changes of page tables since the last step: for rows that hold another sequence than before, and for
-        sequences that got more pages.
+        """Returns changes of page tables since the last step: for rows of the batch that hold another sequence than
+        before, and for sequences that got more pages.
         """
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         num_drafts = 0 if self._speculation is None else self._speculation.num_verified - 1

@@ -40,7 +40,7 @@ class ComputedTokens(NamedTuple):
     """Tokens that the model computed for a task. Start and end are times of the monotonic clock, in ns."""
 
     tokens: list[int]
-    """The next tokens, one per chunk or row. Empty: the task makes none."""
+    """The next tokens, one per prompt chunk or sequence of the decode batch. Empty: the task makes none."""
     start_ns: int
     end_ns: int
     expert_counts: ExpertCounts | None = None

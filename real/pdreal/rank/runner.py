@@ -150,7 +150,7 @@ class ModelRunner:
         self._drafter = drafter
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
-        """Page table of each row of the decode batch."""
+        """Page table of each sequence of the decode batch."""
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = (
@@ -304,8 +304,8 @@ class ModelRunner:
         return self._graphs.launch(batch)
 
     def _updated_tables(self, batch: DecodeBatch) -> list["array[int]"]:
-        """Applies the batch's changes to the page tables, and returns the tables of all rows. For steps without CUDA
-        graphs only, because graphs keep page tables of their own.
+        """Applies the batch's changes to the page tables, and returns the tables of all sequences of the batch. For
+        steps without CUDA graphs only, because graphs keep page tables of their own.
         """
         for row, start, pages in batch.changes:
             self._page_tables[row] = self._page_tables.get(row, array("i"))[:start] + array("i", pages)

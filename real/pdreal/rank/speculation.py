@@ -56,7 +56,7 @@ class Speculation:
         self._accepted = accepted
         self._states: dict[int, _State] = {}
         self._rows: list[tuple[_State, int]] = []
-        """State of each row's sequence, and number of tokens that the present step gives to it."""
+        """State of each sequence of the batch, and number of tokens that the present step gives to it."""
         self._free_slots: list[int] = []
         self._num_slots = 0
 
@@ -112,9 +112,9 @@ class Speculation:
         return DraftRows(tuple(slots), num_accepted, tuple(taught), tuple(seeds))
 
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
-        """Returns the step's new tokens of each row: the accepted drafts, and the token that the target chose after
-        them. computed: integers from the ranks (Drafter.step). They are, for each row, its drafts, the target's
-        choices, and for each draft whether it is nearly the target's choice (1 or 0).
+        """Returns the step's new tokens of each sequence: the accepted drafts, and the token that the target chose
+        after them. computed: integers from the ranks (Drafter.step). They are, for each sequence, its drafts, the
+        target's choices, and for each draft whether it is nearly the target's choice (1 or 0).
         """
         made, end = [], 0
         for state, num_tokens in self._rows:
