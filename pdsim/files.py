@@ -49,6 +49,27 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
+def require_new(path: Path) -> None:
+    """Raises ForeignFileError if the path is taken: by a file, a folder or a link."""
+    if path.exists() or path.is_symlink():
+        raise ForeignFileError(f"{path}: exists already, and is kept; name another file")
+
+
+def write_new(path: Path, content: str) -> None:
+    """Writes a file as write_whole does. Raises ForeignFileError, and writes nothing, if the path is taken."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.touch(exist_ok=False)  # nobody can take the path between a look and the write
+    except FileExistsError:
+        require_new(path)
+        raise
+    try:
+        write_whole(path, content)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
 def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
     """Raises ForeignFileError if the folder has files. is_own: True: this program made the folder, so files in it are
     allowed.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, Set, out_at, print_json
-from pdsim.files import write_whole
+from pdsim.files import require_new, write_new
 from pdsim.scenario.yaml_file import ConfigError, named, to_yaml
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def import_(
 
     if not files:
         raise ConfigError("import needs files of a deployment")
-    if out.exists() or out.is_symlink():
-        raise ConfigError(f"{out}: exists already, and is kept; name another file with --out")
+    require_new(out)
     with named(*files):
         found = import_deployment(files, model=model, gpu=gpu)
     data = changed(found, set_)
@@ -48,7 +47,7 @@ def import_(
         build(parse_scenario(data, base=out.parent, where=str(out)))
     except ConfigError as wrong:
         problem = str(wrong)
-    write_whole(out, _text(found, data))
+    write_new(out, _text(found, data))
     if json_:
         print_json({"scenario": str(out), **_said(found), "problem": problem})
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from pdsim.cli.command import Json, ScenarioFile, Set, out_at, print_json
-from pdsim.files import require_empty_or_own, write_whole
+from pdsim.files import require_empty_or_own, require_new, write_new, write_whole
 from pdsim.scenario.starter import StarterOptions, commented, first_scenario, starting_point
 from pdsim.scenario.yaml_file import ConfigError, named
 
@@ -37,8 +37,7 @@ def init(
 
     An existing file is never overwritten.
     """
-    if file.exists() or file.is_symlink():
-        raise ConfigError(f"{file}: exists already, and is kept; name another file")
+    require_new(file)
     if sys.stdin.isatty() and not json_ and not set_:
         try:
             options = _asked(options)
@@ -46,7 +45,7 @@ def init(
             print("\npdsim: nothing is written", file=sys.stderr)
             raise SystemExit(130) from None
     data = first_scenario(options, set_, file=file)
-    write_whole(file, commented(data))
+    write_new(file, commented(data))
     if json_:
         print_json({"scenario": str(file)})
     else:

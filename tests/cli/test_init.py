@@ -115,6 +115,17 @@ def test_nothing_is_written_over(call, tmp_path):
     assert "exists already" in call("init", "link.yaml", code=2)
 
 
+def test_a_file_that_comes_while_the_command_asks_is_kept(call, tmp_path, monkeypatch):
+    def asked(options):
+        (tmp_path / "scenario.yaml").write_text("mine")
+        return options
+
+    monkeypatch.setattr("pdsim.cli.scenarios._asked", asked)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    assert "scenario.yaml: exists already, and is kept" in call("init", code=2)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
 def test_closed_standard_streams_are_no_error(call, monkeypatch):
     for name in ("stdin", "stderr"):
         monkeypatch.setattr(sys, name, None)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from pdsim.files import LOCK, ForeignFileError, files_replaced, temporary_folder
+from pdsim.files import LOCK, ForeignFileError, files_replaced, temporary_folder, write_new
 
 OWN = ("table", "summary")
 
@@ -76,3 +76,18 @@ def test_a_signal_does_not_interrupt_the_replacing(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_run(tmp_path)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(OWN, "new")
+
+
+def test_a_new_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    write_new(tmp_path / "sub" / "new", "all")
+    assert (tmp_path / "sub" / "new").read_text() == "all"
+    with pytest.raises(ForeignFileError, match="new: exists already"):
+        write_new(tmp_path / "sub" / "new", "again")
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdsim.files.write_whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_new(tmp_path / "sub" / "other", "half")
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["new"]
