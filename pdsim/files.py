@@ -95,7 +95,9 @@ def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
 
 
 def require_own(folder: Path, own: Collection[str]) -> None:
-    """Raises ForeignFileError if the folder is a link or a file, or has a file that matches no pattern in `own`."""
+    """Checks that pdsim may write into a folder. Raises ForeignFileError if the folder is a link or a file, or has a
+    file that pdsim did not write. own: patterns of the names of files that pdsim writes there.
+    """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ForeignFileError(
             f"{folder}: is {'a link' if folder.is_symlink() else 'a file'}, not a folder; name another"

@@ -47,7 +47,8 @@ _FOR_LIBRARIES = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",  # Arrow's own pool takes 9 MiB more for a run folder
     "OPENBLAS_NUM_THREADS": "1",  # to start a thread for each CPU takes NumPy longer than all that it computes here
 }
-"""Environment variables that libraries read when they are imported. Values that the user has set stay."""
+"""Environment variables that `main` sets before libraries read them. A variable that the user has set keeps its value.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

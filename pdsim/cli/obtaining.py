@@ -65,7 +65,8 @@ def obtain_runs(
 def compared_runs(
     runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
 ) -> list[ComparedRun]:
-    """Runs with their repetitions. If one run cannot be repeated, none is. paths: the file or folder of each run.
+    """Runs with their repetitions. No run is repeated unless all can be. paths: the file or folder of each run.
+    changes: changes of scenario files, in the notation of --set.
 
     repeats: number of repetitions of each run; None: depends on the number of requests. quiet: True: no progress is
     shown.

@@ -232,9 +232,9 @@ def report(
 
 
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
-    """The page of runs, of a sweep or of a plan. with_tornado: also show which resource limits a single run. Raises
-    ConfigError if a sweep is not the only path, a plan or answer is unfinished, or the tornado is not of a single run.
-    quiet: True: no progress is shown.
+    """The page of runs, of a sweep or of a plan. with_tornado: also show which resource limits a single run. quiet:
+    True: no progress is shown. Raises ConfigError in three cases: a sweep is given together with other paths, a plan or
+    an answer is unfinished, or with_tornado is given without a single run.
     """
     from pdsim.show.html.plan import FILE as PLAN
     from pdsim.show.html.plan import plan_page
@@ -277,7 +277,7 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
     """The resolved scenario of a run folder or scenario file. None: the folder has no scenario, or the path is a result
-    file of another tool.
+    file of another tool. changes: changes of the scenario file, in the notation of --set.
     """
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.building.sizing import resolve

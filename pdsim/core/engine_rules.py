@@ -28,7 +28,8 @@ class EngineRules:
     """Number of uses that a cached node counts. True: one for each insert. False: one for each request."""
     refreshes_waiting: bool = True
     """True: every 32nd time that the scheduler chooses prompts, it marks the cached prefixes of all waiting prompts as
-    used. A policy that sorts prompts by cached tokens marks them itself."""
+    used. With a policy that sorts prompts by cached tokens, they are marked each time.
+    """
     computes_last_token: bool = True
     """True: a policy that sorts prompts by cached tokens counts the last token of each prompt as uncached, because a
     forward computes this token in any case.
@@ -56,9 +57,9 @@ class EngineRules:
     each GPU holds whole experts (expert parallelism), the experts do not compute these empty rows. False: they compute
     them on Blackwell, but not on other GPUs."""
     num_allocation_kernels: int = 1
-    """Number of variants of the kernels that allocate pages. Each kernel serves one number of requests, rounded up to a
-    power of two. SGLang 0.5.12 has a variant for each alignment of the list of free pages (mem_cache/allocator.py:434);
-    0.5.23 has one variant (kernels/ops/memory/allocator.py:115).
+    """Number of variants of the page-allocation kernels that a cold server compiles for each number of requests
+    (rounded up to a power of two). SGLang 0.5.12 has a variant for each alignment of the list of free pages
+    (mem_cache/allocator.py:434); 0.5.23 has one variant (kernels/ops/memory/allocator.py:115).
     """
     caches_unseen: bool = False
     """Outputs are unseen while the scheduler does not know their tokens. True: if a request leaves the batch before its

@@ -12,7 +12,9 @@ requests (SGLANG_INIT_NEW_TOKEN_RATIO).
 
 
 class Growing(Protocol):
-    """A request with a maximum output length and the number of tokens that it has so far."""
+    """A request that gets output tokens until it has max_output_tokens, or stops at EOS. num_tokens: all tokens that
+    the request has now.
+    """
 
     @property
     def ignores_eos(self) -> bool: ...

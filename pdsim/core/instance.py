@@ -55,7 +55,9 @@ class Request:
 
     @property
     def sequence(self) -> TokenSequence:
-        """Tokens that the cache must hold or a forward must compute, as far as the instance knows their ids."""
+        """Tokens that the cache must hold or a forward must compute. Output tokens whose ids the instance does not know
+        are left out.
+        """
         return self.prompt
 
     @property

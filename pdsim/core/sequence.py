@@ -1,6 +1,6 @@
 """Token sequences: spans of named streams in simulation, token ids in real mode. Both implement `TokenSequence`.
 
-Unknown tokens, such as the outputs of a running request, follow the prompt as `UnseenOutput`.
+`UnseenOutput` is a prompt with placeholders for output tokens that are not known, such as those of a running request.
 """
 
 from array import array

@@ -152,7 +152,9 @@ NO_GATHERS = Gathers()
 
 @dataclass(frozen=True)
 class Collectives:
-    """Collectives among a server's GPUs. Each collective has the fixed time and the bandwidth of an all-reduce."""
+    """Times of the collectives by which a server's GPUs share prompts (context parallelism) and divided KV (DCP). Each
+    is assumed to take the fixed time of an all-reduce, and to reach its share of NVLink's bandwidth.
+    """
 
     layout: Layout
     fixed_ns: float

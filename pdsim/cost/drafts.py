@@ -32,9 +32,10 @@ class DraftTimes:
     """Number of tokens per request that the target model verifies in a step."""
     computes_prompts: bool
     """True: the draft's layers also compute prompts. False: the draft proposes a block in one forward, from the
-    target's hidden states (DSPARK). The time of projecting these states to KV is not counted."""
+    target's hidden states (DSPARK). The draft makes its KV from these hidden states, in a time that is not counted.
+    """
     _lines: dict[int, DecodeLine] = field(init=False, default_factory=dict, repr=False)
-    """Results of `decode_line` without expert_share, by number of requests."""
+    """Lines that the method decode_line has computed for expert_share None, by number of requests."""
 
     def decode_line(self, num_requests: int, expert_share: float | None = None) -> DecodeLine:
         """Returns the time of all draft forwards of one decode step, as a line over the KV tokens that the batch reads.

@@ -76,9 +76,9 @@ class HostTraffic:
     """
 
     prefill: HostMoves
-    """Traffic of a prefill forward."""
+    """Bytes between the hosts in a prefill forward."""
     decode: HostMoves
-    """Traffic of a decode step."""
+    """Bytes between the hosts in a decode step."""
     busiest: float
     """Number of tokens that the busiest GPU's experts compute, divided by the mean over all GPUs."""
     overlaps: bool = False

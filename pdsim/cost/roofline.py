@@ -200,8 +200,8 @@ class RooflineModel:
         return prompts_ns + self._queries.ns(merged) + context_ns
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
-        """Time in ns per token and layer for sending a token in fp8 to the GPUs of its experts, and the results back in
-        bf16. Each of these GPUs gets the token once.
+        """Time in ns per token and layer in which tokens travel to the GPUs of their experts in fp8, and the results
+        travel back in bf16. A token is sent once to each GPU that holds at least one of its experts.
         """
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None:

@@ -61,14 +61,17 @@ class Roofline:
     """Minimum time of one layer in a prefill forward, for launching its kernels. Qwen3-8B on H200 under SGLang 0.5.12:
     prefill of up to 256 tokens takes 11.3 ms for 36 layers."""
     decode_layer_ns: float = 32_000
-    """Fixed time of one layer in a decode step with a CUDA graph. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a
-    step takes 5.08 ms on the GPU, including 3.94 ms for reading weights."""
+    """Fixed time of one layer in a decode step with a CUDA graph. Qwen3-8B (36 layers) on H200 under SGLang 0.5.12 at
+    batch 1: a step takes 5.08 ms on the GPU. Reading the weights takes 3.94 ms of it, and the rest is 32 us per layer.
+    """
     step_overhead_ns: float = 300_000
-    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a token takes 5.39 ms,
-    including 5.08 ms on the GPU."""
+    """Host time of each prefill forward or decode step. Qwen3-8B on H200 under SGLang 0.5.12: a decode step takes 5.39
+    ms, and the GPU works for 5.08 ms of it.
+    """
     prompt_overhead_ns: float = 4_200_000
     """Host time of a forward's first prompt chunk. The GPU is idle during this time. Qwen3-8B on H200 under SGLang
-    0.5.12, one short prompt: 16.5 ms, including 12 ms on the GPU."""
+    0.5.12: one short prompt takes 16.5 ms, and the GPU works for 12 ms of it.
+    """
     further_prompt_overhead_ns: float = 4_200_000
     """Host time of each further prompt chunk of a forward."""
     all_reduce_ns: float = 7_000
@@ -266,7 +269,9 @@ class Affine:
     """Token counts of captured CUDA graphs, ascending. A forward is padded to the smallest graph that holds its tokens.
     Larger forwards use no graph."""
     prefill_graph_per_pair_ns: float = 0
-    """Takes the place of prefill_per_pair in forwards with a CUDA graph, because they use another attention kernel."""
+    """Time of a forward with a CUDA graph for each pair of a new token and a token that it attends to. It replaces
+    prefill_per_pair there, because graphs use another attention kernel.
+    """
     prefill_per_continued_pair_ns: float = 0
     """Addition to prefill_per_pair in chunks that continue a prompt, because they use another attention kernel."""
     prefill_per_context_token_ns: float = 0
@@ -275,16 +280,17 @@ class Affine:
     """Number of tokens in a tile of matrix products. A forward of more than four tiles, and without a CUDA graph, takes
     as long as if its last tile were full."""
     prefill_wave_tokens: int = 1
-    """Number of new tokens per wave of attention. Each wave gathers the context once. A partly filled wave counts as
-    full."""
+    """Number of new tokens that attention computes at once. Attention reads the context once for each such group of
+    tokens, and a partly filled group takes as long as a full one.
+    """
     prefill_per_prompt_ns: float = 0
     """Time of a forward for each prompt chunk."""
     prefill_least_ns: float = 0
     """Minimum time of a forward, for launching its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Addition to the minimum time for each prompt chunk, because its attention is launched separately."""
+    """Addition to prefill_least_ns for each prompt chunk, because its attention is launched separately."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """Addition to the minimum time for each chunk that continues a prompt."""
+    """Addition to prefill_least_ns for each chunk that continues a prompt."""
     prefill_slowdown: float = 0
     """Share by which forwards take longer on a GPU that computes without pause."""
     prefill_slowdown_memory_ns: float = 100_000_000

@@ -176,7 +176,7 @@ class KvReads:
     """
 
     def __init__(self, slows_prefill: float) -> None:
-        """slows_prefill: share of a transfer's duration by which the transfer prolongs forwards."""
+        """slows_prefill: the time by which a transfer prolongs forwards, divided by the transfer's duration."""
         self._share = slows_prefill
         self._busy_since_ns = self._busy_until_ns = 0
         self._counted_ns = 0
@@ -196,7 +196,9 @@ class KvReads:
         return duration_ns + owed_ns
 
     def ended(self, since_ns: int, now_ns: int) -> None:
-        """Counts a transfer that began at since_ns and ends at now_ns."""
+        """Adds a transfer from since_ns to now_ns to the time by which reads prolong the next forward. Only the
+        transfer's time during forwards counts.
+        """
         beside_since_ns = max(since_ns, self._counted_ns, self._busy_since_ns)
         self._counted_ns = now_ns
         self._owed_ns += self._share * max(0, min(now_ns, self._busy_until_ns) - beside_since_ns)

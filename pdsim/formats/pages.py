@@ -105,18 +105,20 @@ class Sample(NamedTuple):
 
 @dataclass
 class Page:
-    """The numbers of one saved page of metrics or of server info. values: numbers by the names of quantities, as in
-    QUANTITIES.
+    """The numbers of one saved page: Prometheus metrics of a server, or the JSON of SGLang's server info. values:
+    numbers by the names of quantities, as in QUANTITIES.
     """
 
     path: Path
     values: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
-    """Facts that server info has besides numbers, by name: the model, tp, options."""
+    """What SGLang's server info says besides numbers, by name: the model, tp, options."""
 
 
 def read_page(path: Path) -> Page:
-    """Reads a saved page. Raises ConfigError if it is neither a page of metrics nor server info."""
+    """Reads a saved page of a server: Prometheus metrics, or the JSON of SGLang's server info. Raises ConfigError for
+    any other file.
+    """
     text = read_text(path, "text")
     if text.lstrip().startswith(("{", "[")):
         return _of_info(path, parse_json(text, str(path), has_infinity=True))

@@ -13,6 +13,6 @@ ENGINES: dict[str, Callable[[Scenario, Sequence[str], str], Launch]] = {
     "dynamo-vllm": dynamo.launch_vllm,
     "kubernetes": kubernetes.launch,
 }
-"""The function that writes a launch for each engine. Its arguments are the scenario, the words of a command line that
-name the scenario's file, and the name or path by which the engine finds the model.
+"""For each engine: the function that makes the commands or manifests. Its arguments are the scenario, the command-line
+arguments that name the scenario's file, and the name or path by which the engine finds the model.
 """

@@ -114,7 +114,7 @@ def add_vllm_encode_instances(made: Launch, scenario: Scenario, at: Sequence[Pla
             ("host", place.host),
             ("port", place.port),
             ("max-num-batched-tokens", encode.step_tokens),
-            ("ec-transfer-config", _reading(encode, "ec_producer")),
+            ("ec-transfer-config", _transfer_config(encode, "ec_producer")),
         ]
         variables: dict[str, object] = {
             "CUDA_VISIBLE_DEVICES": place.first_gpu,
@@ -131,7 +131,7 @@ def reader_settings(scenario: Scenario, role: str) -> tuple[Flags, dict[str, obj
     """
     if scenario.encode is None or role == "decode":
         return [], {}
-    return [("ec-transfer-config", _reading(scenario.encode, "ec_consumer"))], {"VLLM_USE_V2_MODEL_RUNNER": 1}
+    return [("ec-transfer-config", _transfer_config(scenario.encode, "ec_consumer"))], {"VLLM_USE_V2_MODEL_RUNNER": 1}
 
 
 def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]]) -> None:
@@ -156,8 +156,10 @@ def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]
     made.notes.append("encode.cache: the simulator evicts no embeddings from it")
 
 
-def _reading(encode: EncodeSettings, role: str) -> str:
-    """The JSON of --ec-transfer-config. role: vLLM's ec_role, ec_producer or ec_consumer."""
+def _transfer_config(encode: EncodeSettings, role: str) -> str:
+    """The JSON of --ec-transfer-config, with which language servers read embeddings from encode instances. role: vLLM's
+    ec_role: ec_producer for encode instances, ec_consumer for language servers.
+    """
     extra = {"ec_cpu_bytes": encode.cache, "ec_enable_nixl": True}
     found = {"ec_connector": "ECCPUConnector", "ec_role": role, "ec_connector_extra_config": extra}
     return json.dumps(found, separators=(",", ":"))

@@ -91,8 +91,9 @@ def _name(policy: Any) -> str:
 def _thresholds(policy: Any) -> Mapping[str, object] | None:
     """Options of the gateway's policy cache_aware that differ from the defaults. None: the gateway has another policy.
 
-    least_loaded is written as cache_aware with a threshold of 1: no match exceeds 1, so the gateway takes the worker
-    with the fewest requests (sgl-model-gateway/src/policies/cache_aware.rs).
+    least_loaded is written as cache_aware with a cache threshold of 1. The share of a prompt that a worker has cached
+    never exceeds 1, so the gateway always takes the worker with the fewest requests
+    (sgl-model-gateway/src/policies/cache_aware.rs).
     """
     if isinstance(policy, LeastLoaded):
         return {"cache-threshold": 1.0}

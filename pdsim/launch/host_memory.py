@@ -17,8 +17,9 @@ _FIRST_KVBM_PORT = 56001
 
 
 def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
-    """Settings of the connector to host memory. host_bytes: bytes of host memory for each GPU. storage: None: there is
-    no storage behind host memory.
+    """Settings of vLLM's KV connector (--kv-transfer-config) that keeps KV in host memory. servers: settings of the
+    role's servers. host_bytes: bytes of host memory for each GPU. storage: settings of the storage behind host memory;
+    None: there is no such storage.
     """
     if servers.host_cache_connector == "kvbm":  # reads its size from the environment
         return {"kv_connector": KVBM, "kv_role": "kv_both", **_KVBM_MODULE}

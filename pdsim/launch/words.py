@@ -41,12 +41,16 @@ def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> l
 
 
 def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
-    """A shell command, with environment variables in front. words: of the command. variables: values by name."""
+    """Returns a command as one line for a shell, with environment variables in front. words: program and arguments.
+    variables: values of the environment variables, by name.
+    """
     return " ".join([*(f"{name}={_quoted(value)}" for name, value in variables.items()), *map(_quoted, words)])
 
 
 def container_words(words: Sequence[str]) -> list[str]:
-    """The command of a container. Kubernetes replaces $(NAME) in it, and reads $$ as $."""
+    """Returns a command as a list for a container's manifest. Text of the user is escaped, because Kubernetes replaces
+    $(NAME) and reads $$ as $.
+    """
     return [container_word(word) for word in words]
 
 

@@ -126,7 +126,9 @@ def to_block(entries: Sequence[Entry]) -> bytes:
 
 
 def entries_in(block: str | bytes) -> Iterator[Entry]:
-    """Reads the calls of a block. Raises ValueError, LookupError or TypeError if the block is damaged."""
+    """Yields the journal entries of one block (a line that to_block made). Raises ValueError, LookupError or TypeError
+    if the block is damaged.
+    """
     found = decoded(block)
     objects: list[Any] = []
     for name, columns in found["objects"]:

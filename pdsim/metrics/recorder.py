@@ -285,8 +285,9 @@ class Recorder:
         return row
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
-        """Records a decode step that verified drafted tokens. The new tokens of a request share the time since its last
-        token. Returns `row`, the record of the step, with the number of gaps.
+        """Records a decode step that verified drafts. A request may get several tokens at once, and its ITL divides the
+        time since its last token among them. Returns `row`, the record of the step, to which the number of such token
+        gaps is added.
         """
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))

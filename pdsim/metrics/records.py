@@ -108,8 +108,8 @@ class StepRecord:
     num_tokens: int
     """Number of tokens that all steps of the record compute or generate."""
     num_context_tokens: int
-    """Prefill: number of tokens that were cached or computed before. Decode: number of KV tokens that the record's
-    first step reads.
+    """Prefill: number of tokens that were cached or computed before. Decode: number of KV tokens that the first of the
+    record's steps reads.
     """
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
@@ -292,9 +292,9 @@ class RunRecords:
     token_gaps: list[TokenGap] = field(default_factory=list)
     """Gaps between tokens that are not the duration of one decode step. `steps` has all other gaps."""
     token_groups: list[Run] | None = None
-    """Times in ns between the groups of tokens that reach a client together, if servers have a stream interval; one
-    list for all finished requests. Each item is a `Run` of pdsim.metrics.distribution: a progression of times, and as
-    its weight the number of tokens per group. None: each token reaches the client alone.
+    """Times in ns between groups of tokens that a server sends together (stream interval), over all finished requests.
+    Each item is a `Run` of pdsim.metrics.distribution, a series of times. Its weight is the number of tokens per group.
+    None: each token is sent alone.
     """
     host_copies: list[HostCopyRecord] = field(default_factory=list)
     """Copies to and from host caches and storage. Empty: there are no host caches."""

@@ -70,8 +70,8 @@ def summarize(
 
 
 def _classes(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The summary field `classes`: for each class of requests, how many finished and failed, with statistics of TTFT
-    and TPOT. Empty: requests have no classes.
+    """The summary field `classes`: for each class of requests, the numbers of finished and failed requests, and
+    statistics of TTFT and TPOT. An empty dict: requests have no classes.
     """
     names = sorted({r.request_class for r in requests} - {""})
     return (
@@ -145,8 +145,8 @@ def _end_ns(request: RequestRecord) -> int:
 
 
 def statistics(name: str, samples: Samples | RunSamples) -> dict[str, float | None]:
-    """The summary fields of one latency: mean, median, deviation and percentiles in ms. name: the latency in the names
-    of fields, such as ttft in mean_ttft_ms. A field is None if there are no samples.
+    """The summary fields of one latency: mean, median, standard deviation and percentiles in ms. name: middle part of
+    the fields' names, such as ttft in mean_ttft_ms. A field is None if there are no samples.
     """
     if not samples.count:
         return {f"{statistic}_{name}_ms": None for statistic in STATISTICS}

@@ -205,8 +205,9 @@ def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def ranges_of(summary: Mapping[str, Any]) -> Ranges:
-    """The ranges that a summary has, by field: smallest and largest value over runs with the fastest and the slowest
-    step times. Empty: the run's step times were measured on a server.
+    """Returns the ranges in a summary: for each field, the smallest and the largest value over two further runs, one
+    with the fastest and one with the slowest step times. Empty: the run's step times were measured, so there are no
+    such runs.
     """
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found

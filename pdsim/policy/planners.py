@@ -125,13 +125,13 @@ def _within(wanted: Servers, least: int, most: int) -> Servers:
 
 @dataclass
 class SpareSaturation:
-    """Adds a server to a role whose servers have little spare capacity, and removes a server if the role's remaining
-    servers would still have enough. This is the first analyzer of llm-d's Workload Variant Autoscaler
-    (llm-d-incubation/workload-variant-autoscaler, commit 36587f8, `internal/saturation/analyzer.go`). Numbers stay the
-    same while a server starts or changes its role (`CalculateSaturationTargets`).
-
-    llm-d's autoscaler judges each server and knows no roles. This policy judges each role by the mean of its servers.
+    """Adds a server to a role whose servers have little spare capacity, and removes a server if the others would still
+    have enough. While a server starts or changes its role, nothing is added or removed (`CalculateSaturationTargets`).
     If both roles need a server and GPUs are left for one, prefill gets it.
+
+    The rule is the first analyzer of llm-d's Workload Variant Autoscaler (llm-d-incubation/workload-variant-autoscaler,
+    commit 36587f8, `internal/saturation/analyzer.go`). llm-d judges each server, and has no roles. This policy judges
+    each role by the mean of its servers.
     """
 
     kv_threshold: float = 0.8
@@ -144,8 +144,9 @@ class SpareSaturation:
     """Minimum spare share of pages: kv_threshold minus the mean share of used pages. If less is spare, a server is
     added."""
     queue_spare_trigger: float = 3.0
-    """Minimum spare room in the queue: queue_threshold minus the mean number of waiting requests. If less is spare, a
-    server is added."""
+    """Minimum number of further requests that could wait before a server is saturated: queue_threshold minus the mean
+    number of waiting requests. Below this number, a server is added.
+    """
     keep_servers: bool = False
     """True: servers change their roles, but no server starts or stops."""
 

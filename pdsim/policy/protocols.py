@@ -86,8 +86,9 @@ class TransferPolicy(Protocol):
 
 
 Scope = Literal["agent", "siblings", "run"]
-"""Which requests of an agent run form one session. agent: those of each agent. siblings: those of all sub-agents
-together, and those of the run's own agent. run: all requests of the run."""
+"""Which requests of an agent run stay together as one session. agent: the requests of each agent. siblings: the main
+agent's requests are one session, and the requests of all sub-agents are another. run: all requests of the run.
+"""
 
 
 class RoutingPolicy(Protocol):

@@ -123,7 +123,7 @@ class QueueLimit:
     """
 
     max_queued_requests: int
-    """Maximum number of requests that wait for their first token."""
+    """Maximum number of requests of the whole cluster that wait for their first token."""
 
     def __post_init__(self) -> None:
         if self.max_queued_requests < 1:

@@ -84,8 +84,8 @@ class PrefillView(InstanceView, Protocol):
 
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """Waiting prompts. On prefill in the order of decode's grants, on aggregated instances in the order of arrival
-        or retraction.
+        """Waiting prompts. A prefill instance has them in the order of decode's grants, an aggregated instance in the
+        order of arrival or retraction.
         """
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:

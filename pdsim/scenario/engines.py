@@ -162,7 +162,9 @@ def _wrong_storage_for_vllm(scenario: "Scenario", storage: "StorageSettings") ->
 
 
 def _beside_kvbm(scenario: "Scenario", servers: "ServerSettings") -> str:
-    """Names a setting that KVBM lacks, or that pdsim does not model with KVBM. Empty: there is none."""
+    """Returns a sentence on a setting that does not work with KVBM, Dynamo's host cache, or that pdsim does not model
+    with KVBM. Empty: there is no such setting.
+    """
     if servers.host_cache_connector != "kvbm":
         return ""
     network, decode = scenario.network, scenario.decode

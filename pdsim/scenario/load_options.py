@@ -25,8 +25,8 @@ class LoadOptions:
     rate: str | None = None
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
-    """Number of requests in flight (closed loop), instead of a rate. As many requests at the start warm up and do not
-    count.
+    """Number of requests in flight (closed loop), instead of a rate. The first requests, as many as this number, warm
+    up and do not count.
     """
     requests: int | None = None
     """Number of requests [1,000 with --rate]."""

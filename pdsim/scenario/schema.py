@@ -1,5 +1,5 @@
-"""The fields of a scenario. Names and defaults are those of SGLang where it has them. `pdsim.schema.json` is made from
-this module.
+"""The fields of a scenario. A field that SGLang has, too, has SGLang's name and default. `pdsim.schema.json` is made
+from this module.
 """
 
 from collections.abc import Mapping
@@ -244,7 +244,7 @@ class Scenario(Section):
 
     @property
     def engine_rules(self) -> EngineRules:
-        """Rules of the scheduler in the engine's release that the instances follow."""
+        """Rules of the instances' schedulers in the engine's release."""
         releases = RELEASES[self.engine]
         return releases[self.engine_version or next(iter(releases))]
 

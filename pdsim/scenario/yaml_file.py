@@ -23,8 +23,8 @@ class ConfigError(InputError):
 
 @contextmanager
 def named(*files: Path | str) -> Iterator[None]:
-    """Context in which errors name the files whose content is wrong. A message of ConfigError or CatalogError that
-    names none of the files begins with their names.
+    """Context in which messages of ConfigError and CatalogError name the files whose content is wrong. Names are put in
+    front of a message that has none of them.
     """
     try:
         yield

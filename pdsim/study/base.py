@@ -84,8 +84,8 @@ class Base:
     the same load.
     """
     own_aggregated: Changes | None = None
-    """Settings of the user's aggregated servers. For studies, `scenario` has a prefill and a decode server with the
-    same settings instead. None: the user's cluster has prefill and decode servers.
+    """Settings of the user's aggregated servers. In this case `scenario` has a prefill and a decode server with the
+    same settings, because studies start from such a pair. None: the user's cluster has prefill and decode servers.
     """
     of_starter: tuple[str, ...] | None = None
     """Changes that make this scenario from pdsim's built-in scenario, in the notation of --set. None: the scenario
@@ -122,7 +122,9 @@ class Base:
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """Changes that multiply the load (`load`) by `factor`."""
+        """Returns changes of the scenario that multiply its load by `factor`: the request rate, or the number of
+        clients.
+        """
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
 

@@ -54,9 +54,9 @@ class LoneRequest:
 
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
-    """The request at the percentile that the most-missed term of the SLO limits, such as the p99. None: the requests
-    meet the SLO. cluster: name of the cluster in messages. requests: records of a run in which no request waits for
-    another.
+    """Returns the request that decides the most-missed term of the SLO. For a term "ttft p99 < 2 s" this is the request
+    whose TTFT is the p99. None: the requests meet the SLO. cluster: name of the cluster in messages. requests: records
+    of a run in which no request waits for another.
     """
     judged = slo.judge_requests(requests)
     if judged.meets:

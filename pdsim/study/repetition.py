@@ -41,8 +41,8 @@ class ComparedRun:
     scenario: Scenario | None
     """The run's scenario. None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
-    """The rows of results of the run's repetitions, one per repetition: values by column. Empty: the run cannot be
-    repeated, or has too many requests.
+    """The rows of results of the run's repetitions, one per repetition: values by column. Empty: the run was not
+    repeated, because it cannot be, or because it has too many requests.
     """
 
     @property

@@ -64,7 +64,7 @@ class CandidateCluster:
     num_gpus: int = field(compare=False)
     """Number of GPUs of all servers and encode instances."""
     price_per_h: float = field(compare=False)
-    """Price of one hour of all these GPUs. Without prices: their number."""
+    """Price of one hour of the cluster's GPUs. If the user gave no prices: the number of GPUs."""
     changes: Changes = field(compare=False, repr=False)
     """Changes of the scenario that make it a scenario of this cluster."""
     encoders: Encoders = field(default=NO_ENCODERS, compare=False)

@@ -190,7 +190,7 @@ def write_entries(entries: Mapping[str, str], folder: Path) -> None:
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of all entries of one kind, in all folders."""
+    """Names of all catalog entries of one kind (such as GPUs or models), in all catalog folders."""
     return sorted({path.stem for folder in (*folders(), *_lent) for path in (folder / kind).glob("*.yaml")})
 
 

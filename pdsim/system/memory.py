@@ -159,9 +159,10 @@ class Layout:
             raise LayoutError(f"moe_a2a_backend {backend}: pdsim does not model dp 1 and {beside} with it")
 
     def _require_whole_hosts(self) -> None:
-        """Raises LayoutError unless a server's ranks divide equally among its hosts (SGLang 0.5.23,
-        arg_groups/validation_hook.py:179), and each instance fits into one host or fills whole hosts. Also refuses
-        pipeline stages and context parallelism on several hosts.
+        """Raises LayoutError for servers on several hosts that SGLang or pdsim does not support. Each host must have
+        equally many of the server's ranks (SGLang 0.5.23, arg_groups/validation_hook.py:179). Each data-parallel
+        instance must fit into one host or fill whole hosts. pdsim does not model pipeline stages and context
+        parallelism on several hosts.
         """
         num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
         where = f"tp {num_gpus} spans {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"

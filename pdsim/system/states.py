@@ -67,8 +67,9 @@ class StateRule:
     max_running: int | None = None
     """Maximum number of running requests, if it is known before memory is divided. None: it is not."""
     is_fixed: bool = False
-    """True: there are as many slots as running requests, and all other memory is for KV. Used without a prefix
-    cache."""
+    """True: there is a slot for each of max_running requests, and all other memory is for KV. Used without a prefix
+    cache.
+    """
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
         """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together.

@@ -48,7 +48,9 @@ class Transport:
     moves.
     """
     staged_batch_ns: int | None = None
-    """Fixed time in ns of each batch of a staged request, before its first byte moves. None: batch_ns."""
+    """Fixed time in ns of each batch of descriptors of a request whose KV goes through staging memory, before the
+    batch's first byte moves. None: the time is batch_ns.
+    """
     descriptor_ns: float = 0.0
     """Time in ns to post one descriptor of a batch."""
     overlap: float = 0.0
@@ -105,8 +107,8 @@ class Transport:
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:
-        """Mean time in ns from the begin of a worker's turn to the begin of the next worker's turn, if num_posting
-        workers of a rank take turns at posting descriptors: the turn itself (turn_ns), and an equal share of the time
-        for which the scheduler's loop runs after each round of turns (loop_turn_ns).
+        """Mean time in ns from the begin of a worker's turn to the begin of the next worker's turn. The workers of a
+        rank take turns at posting descriptors, and after each round of turns the scheduler's loop runs for
+        loop_turn_ns. num_posting: number of workers that take turns.
         """
         return self.turn_ns + self.loop_turn_ns / num_posting

@@ -46,8 +46,8 @@ _KV_TYPES = ("bf16", "fp8", "fp4")
 
 
 class Board:
-    """What the page shows: the controls for cluster and load of a scenario, and the numbers of the cluster that the
-    user chose.
+    """The content of the page of `pdsim serve`: the controls for cluster and load of a scenario, and the numbers of the
+    cluster that the user chose.
     """
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:

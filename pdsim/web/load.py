@@ -20,7 +20,7 @@ class Load:
     base: Base
     """The scenario, in which this load replaces the scenario's own."""
     requests: Sequence[RequestSpec]
-    """The requests of `part`."""
+    """The requests to simulate, as the workload has them."""
 
     def __str__(self) -> str:
         """Describes the requests, for example "requests 1 to 500 of 2,000 in bursts.csv"."""

@@ -1,4 +1,6 @@
-"""The HTTP server of the page. Listens on this machine only. Computes one answer at a time, for the newest question."""
+"""The HTTP server of `pdsim serve`. Listens on this machine only. Computes one answer at a time, for the newest
+question.
+"""
 
 import asyncio
 import json

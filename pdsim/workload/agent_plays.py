@@ -109,7 +109,9 @@ class Session:
     """The calls of one recorded session and, for each call, the calls that must end before it is sent."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
-        """line: the recorded session. streams: numbers of token streams; each output and new block takes the next."""
+        """line: the recorded session. streams: yields numbers of unused token streams, one for each output and for each
+        new block of prompt tokens.
+        """
         if line.get("hash_id_scope") not in (None, "local"):
             raise line.error("hash_id_scope", line.get("hash_id_scope"), "local: ids of one session")
         self._block_tokens = line.count("block_size") if line.get("block_size") is not None else _BLOCK_TOKENS
@@ -179,10 +181,10 @@ class Session:
         self._after |= frontiers([*own, *ends], first)
 
     def _subagent(self, entry: Line) -> tuple[Interval, list[Interval]]:
-        """Reads a sub-agent. Returns (one interval for the whole sub-agent, one interval for each of its calls).
-        `calls` of the whole interval are the sub-agent's last call, and calls that still ran when the last call began.
-        Call times count from the session's start. A call time before the sub-agent's start counts from the sub-agent's
-        start, as in older files.
+        """Reads a sub-agent. Returns (one interval for the whole sub-agent, a list with one interval for each of its
+        calls). The field `calls` of the first has the sub-agent's last call, and calls that still ran when the last
+        call began. Call times count from the session's start. A call time before the sub-agent's start counts from the
+        sub-agent's start, as in older files.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))

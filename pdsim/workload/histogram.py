@@ -13,7 +13,9 @@ from pdsim.workload.trace_file import TraceError, csv_lines
 
 @dataclass(frozen=True)
 class Empirical:
-    """Draws lengths as often as a histogram has them. The histogram is a CSV file with the columns tokens and count."""
+    """Draws lengths from a histogram. The histogram is a CSV file with the columns tokens (a length) and count (the
+    number of requests with this length).
+    """
 
     path: Path
     """Path of the CSV file. A row with an empty count stands for one request."""

@@ -31,8 +31,8 @@ class RandomLengths:
     image_share: float = 1.0
     """Share of the requests that have images. These requests are drawn at random."""
     audio_clips: Lengths | None = None
-    """Distribution of the number of audio clips of a prompt, which come after its images. None: prompts have no audio
-    clips.
+    """Distribution of the number of audio clips of a prompt. The clips come after the prompt's images. None: prompts
+    have no audio clips.
     """
     audio_tokens: Lengths | None = None
     """Distribution of the number of tokens of an audio clip. Needed with audio_clips. A second of audio has 25 tokens

@@ -33,8 +33,8 @@ class MooncakeTrace(RowTrace):
 class AgenticMooncakeTrace(TimedTrace):
     """DynoSim's agentic_mooncake without a header: Mooncake's fields, request_id, wait_for.
 
-    A line with wait_for is sent when all requests in wait_for have ended, plus delay + tool_wait_ms (ms). Other lines
-    are sent at their timestamp. session_id, branches, prefix_reset and tool_events are not read.
+    A line with wait_for is sent delay + tool_wait_ms (in ms) after all requests in wait_for have ended. Other lines are
+    sent at their timestamp. The fields session_id, branches, prefix_reset and tool_events are not read.
     """
 
     block_tokens: int | None = None

@@ -125,9 +125,9 @@ def decode_workspace(
     block_tokens: int = _BLOCK_TOKENS,
     num_new: int = 1,
 ) -> DecodeWorkspace:
-    """Makes a workspace, which divides a batch and holds results of shares. batch: maximum number of sequences.
-    block_tokens: tokens that a program reads at once. shares: programs per KV head; None: as many as fill the device.
-    num_new: number of new tokens of each sequence.
+    """Makes a workspace for decode attention, in which the tokens of a batch are divided into equal shares. batch:
+    maximum number of sequences. block_tokens: tokens that a program reads at once. shares: number of shares, each read
+    by one program per KV head; None: as many as fill the device. num_new: number of new tokens of each sequence.
     """
     return DecodeWorkspace(batch, num_new * query_heads, kv_heads, head_dim, block_tokens, device, shares)
 

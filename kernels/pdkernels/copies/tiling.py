@@ -27,7 +27,9 @@ class Tiling:
 GATHER = Tiling(units=128, warps=4)
 SCATTER = Tiling(units=256, warps=4)
 FEW_PROGRAMS = Tiling(units=1024, warps=8)
-"""Tiling for few programs, at most one per multiprocessor. Each program has more bytes in flight."""
+"""Tiling for few programs, at most one per multiprocessor. Tiles are larger than in GATHER and SCATTER, so that few
+programs have enough bytes in flight.
+"""
 
 
 def grid_of(tiles: int, requests: int, planes: int, programs: int | None) -> tuple[int, int, int]:

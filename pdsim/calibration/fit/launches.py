@@ -20,7 +20,9 @@ of ten pauses take less than 0.1 ms.
 
 
 def with_launches(measurements: Measurements) -> Measurements:
-    """Adds the column FOUND_IDLE to the prefill rows of a log, if the log shows that launches bind some forwards."""
+    """Adds the column FOUND_IDLE to prefill rows from a real run's log, if the column makes their fit better. The
+    host's launches then determine the time of some forwards.
+    """
     return replace(measurements, rows=tuple(map(_marked, measurements.rows)))
 
 

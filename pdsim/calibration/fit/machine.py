@@ -16,13 +16,13 @@ from pdsim.dataclass import dataclass
 from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading", "decode_prefill")
-"""Names of host rows that fields of HostSettings have, too. start, launch, result, send: parts of the CPU time of a
-prefill loop. loading: time until a new instance's loop begins. decode_prefill: pauses of the GPU before and after a
-prefill forward between decode steps.
+"""Names of host rows, each of which gives the HostSettings field of the same name. start, launch, result, send: parts
+of the CPU time of a prefill loop. loading: time until a new instance's loop begins. decode_prefill: pauses of the GPU
+before and after a prefill forward between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows to which no form is fitted. A profile has medians of the times of `host` rows. Of the other kinds, a
-profile has the part of their times that fitted steps or transfers do not explain.
+"""Kinds of rows to which no formula is fitted. For `host` rows, a profile has the median times. For the other kinds, a
+profile has the times minus those of fitted steps or transfers.
 """
 
 Times = dict[str, float]
@@ -142,8 +142,8 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
-    """Host time in ns between the steps of a decode loop. If the rows lack this time, the loop's period minus the
-    fitted step stands for it, and has the errors of that fit.
+    """Host time in ns between the steps of a decode loop. If the rows do not have this time, it is computed as the
+    loop's period minus the fitted time of the step. It then includes the errors of the step's fit.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]

@@ -1,4 +1,4 @@
-"""Makes a profile from measured rows: fits a form to each kind of rows, and writes the results as a file."""
+"""Makes a profile from measured rows: fits a formula to each kind of rows, and writes the results as a file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field

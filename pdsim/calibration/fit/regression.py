@@ -99,9 +99,9 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """A form that is linear in a prefill's tokens, prompts, and pairs of tokens that attend to each other. In CUDA
-    graphs, pairs have a term of their own, for another attention kernel. wave_tokens: new tokens are rounded up to a
-    multiple of this in attention; tile_tokens: in matrix products without graphs. 1: no rounding.
+    """A form that is linear in a prefill's tokens, prompts, and pairs of a new token and a token that it attends to.
+    Graphs have a coefficient for pairs of their own, for another attention kernel. wave_tokens: in graphs, new tokens
+    of pairs are rounded up to a multiple of this. tile_tokens: the same for tokens without graphs. 1: no rounding.
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     terms: dict[str, Term] = {"base": _one, "per_token": computed, "per_pair": _pairs}
@@ -209,9 +209,9 @@ def _computed(columns: Columns, tile_tokens: int) -> Floats:
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
-    """Number of pairs of tokens that attend to each other, as AffineModel counts them. wave_tokens: new tokens are
-    rounded up to a multiple of this number. Prompts of a forward are taken to be equally long, because rows do not have
-    each prompt's length.
+    """Number of pairs of a new token and a token that it attends to, for each row. New tokens are rounded up to a
+    multiple of wave_tokens in pairs with the context. All prompts of a forward are taken to be equally long, because
+    rows lack single lengths.
     """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])

@@ -35,7 +35,9 @@ class Kind(NamedTuple):
     divided_by: str = ""
     """Column whose values divide the rows; each value has a fit of its own. Empty: all rows have one fit."""
     role: Literal["prefill", "decode", ""] = ""
-    """The role whose number of ranks the times depend on. Empty: they depend on no number of ranks."""
+    """Role of the instances on whose number of ranks the times depend. Empty: the times do not depend on a number of
+    ranks.
+    """
 
 
 _TRANSFER = Kind(("payload_bytes", "num_descriptors"), divided_by="transport")

@@ -74,7 +74,8 @@ _DIGITS = 4
 @dataclass(frozen=True)
 class Ratio:
     """The time of an operator on one GPU, divided by its time on another. best: median over the shapes that were timed
-    on both; low, high: smallest and largest ratio of these shapes and of the nominal rates.
+    on both GPUs. low, high: smallest and largest value among the ratios of these shapes and the ratio of the GPUs'
+    nominal rates.
     """
 
     low: float
@@ -108,8 +109,8 @@ def _ratio(operator: Operator, source: GpuSpec, target: GpuSpec, weights: tuple[
 
 
 def _efforts(operator: Operator, gpu: GpuSpec, dtype: Dtype) -> Mapping[str, float]:
-    """For each shape: the measured time of an operator, multiplied by the GPU's nominal rate. The quotient of two GPUs'
-    values is the part of their ratio that nominal rates do not explain.
+    """For each measured shape: the time of an operator on the GPU, multiplied by the GPU's nominal rate. Two GPUs that
+    reach the same share of their nominal rates have equal values.
     """
     by_dtype = _times().get((gpu.name, operator), {})
     found: Dtype | None = dtype if dtype in by_dtype else next(iter(by_dtype), None)

@@ -190,8 +190,8 @@ class ServerClient:
         self, prompt: str, max_tokens: int, *, ready: Callable[[], Any] | None = None, on_event: OnEvent | None = None
     ) -> Completion:
         """Streams one completion. max_tokens: maximum number of output tokens. ready: called when the connection is
-        open; it may wait for other requests. on_event: called at every event with tokens, as OnEvent says; None: the
-        completion goes to its end.
+        open; it may wait for other requests. on_event: called at every event with tokens; if it returns False, the
+        client ends the completion. None: the client never ends the completion early.
 
         Raises ServerError if no token arrives.
         """

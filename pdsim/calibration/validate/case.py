@@ -325,8 +325,9 @@ def fitted_profile(
     """The content of a profile: the fitted cost, the setup and step sizes of the measurement, and where the profile
     comes from.
 
-    run: simulates a scenario. Only means are known of the measured run, so the step sizes come from this simulation.
-    name: of the profile. cost: the fitted cost, as files have it. command: the command that made the profile.
+    name: name of the profile. cost: the fitted cost, as files have it. command: the command that made the profile. run:
+    simulates a scenario. The step sizes come from this simulation, because the measurement has means over requests, but
+    no steps.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)

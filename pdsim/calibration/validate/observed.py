@@ -26,7 +26,7 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class SentRequests:
-    """A workload with the requests that an observation sent. Prompts share no prefix."""
+    """A workload with the requests that `pdsim observe` sent to a server. Prompts share no prefix."""
 
     lengths: tuple[tuple[int, int], ...]
     """Number of prompt tokens and of output tokens of each request."""
@@ -37,8 +37,9 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Errors of the simulation of each measured run of a load. If the server's metrics have times of stages, these are
-    compared, too. profile: its sections replace the scenario's; None: none do.
+    """Simulates each run that `pdsim observe` measured, and returns the errors of the simulated metrics. Times of
+    stages are compared, too, if the server's metrics have them. scenario: scenario of the server. observed: file with
+    the measured runs. profile: its sections replace the scenario's; None: none do.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)

@@ -160,7 +160,9 @@ class ValidationSuite:
         )
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
-        """Raises ConfigError if the run in `folder` was made of another scenario (`ran`) than this variant has."""
+        """Raises ConfigError if a run has another scenario than the variant. ran: the scenario of the run. folder: the
+        run folder, for the message.
+        """
         expected = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):
             is_there, should_be = _part(ran, name), _part(expected, name)

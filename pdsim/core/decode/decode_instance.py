@@ -132,7 +132,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
-        """Updates queue and batch in the order of SGLang's loop. Returns the next step or a Wait, and commands."""
+        """Updates queue and batch in the order of SGLang's loop. Returns a step or a Wait, and messages to send."""
         self.now_ns = now_ns
         commands: list[m.Command] = []
         if self._times_out:

@@ -10,8 +10,9 @@ from pdsim.core.fixed_outputs import INITIAL_RATIO
 LEAST_FACTOR = 0.14
 """Minimum of new_token_ratio, divided by its initial value (SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR)."""
 DECAY_STEPS = 600
-"""Number of steps in which new_token_ratio falls from its initial value to the minimum
-(SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)."""
+"""Number of decode steps in which the expected share of the maximum output (new_token_ratio) falls from its initial
+value to the minimum (SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS).
+"""
 
 
 class NewTokenRatio:

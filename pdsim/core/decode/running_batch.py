@@ -36,9 +36,10 @@ class RunningRequest(Request):
 
     max_output_tokens: int
     num_output_tokens: int = 0
-    """Number of output tokens. The batch updates this number when the request leaves and before a policy reads it."""
+    """Number of output tokens, updated only when a policy reads it and when the request leaves the batch."""
     counted_at_step: int = 0
-    """Number of steps that the batch had run when the request joined, or when num_output_tokens was last updated."""
+    """Number of steps that the batch had run when num_output_tokens was last updated, at first when the request joined.
+    """
     output: TokenSequence | None = None
     """Output tokens that the request had at its last retraction; later tokens are not included. None: these tokens are
     unknown, there is no prefix cache, or the request was never retracted.
@@ -166,9 +167,9 @@ class RunningBatch(Generic[RequestT]):
         return num_pages <= self._cache.pool.num_free
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
-        """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses from
-        the instance `view`, and yields it before its pages are freed. The only request of a batch is retracted, too.
-        With keeps_last it stays in the batch, and gets no pages.
+        """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses, and
+        yields the request before its pages are freed. view: the instance, as the policy sees it. keeps_last: True: the
+        last request stays in the batch without new pages. False: it is retracted, too.
         """
         while len(leases := self._due(0, 1)) * self._cache.pages_per_growth > self._cache.num_available_pages:
             if keeps_last and self.num_requests == 1:

@@ -89,7 +89,7 @@ class EncodeInstance:
         return part.num_tokens * self._embedding_bytes[part.modality]
 
     def _left(self) -> list[m.EncodeMedia]:
-        """Parts that are not encoded."""
+        """Parts of requests' images and audio clips that are not encoded yet."""
         return [*self.encoding, *chain.from_iterable(self.batched), *self.waiting]
 
     def levels(self) -> Levels:

@@ -16,7 +16,7 @@ from pdsim.core.encode.media_item import MediaItem
 
 class EncodingProxy(DividedRequests):
     def __init__(self, language_id: str, encode_ids: Sequence[str]) -> None:
-        """language_id: the prefill or aggregated instance that computes the requests."""
+        """language_id: prefill or aggregated instance that computes the requests. encode_ids: the encode instances."""
         super().__init__(language_id, encode_ids)
         self._turn = 0
 

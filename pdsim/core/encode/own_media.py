@@ -44,5 +44,5 @@ class OwnMedia:
         return list(missing.values())
 
     def clear(self) -> None:
-        """Empties the cache, as a restart does."""
+        """Empties the cache of embeddings, as a restart of the instance does."""
         self._cache.clear()

@@ -33,8 +33,9 @@ lack is not written if it has its default value."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns a function that takes a message of this type and returns its fields' values in order. It may leave out
-    the last fields in LATER if they have default values. A named tuple is returned as a plain tuple.
+    """Returns a function that takes a message of this type and returns its fields' values in order. The function leaves
+    out fields with default values at the end, if older journals lack these fields (LATER). A named tuple is returned as
+    a plain tuple.
     """
     if issubclass(kind, tuple):
         return tuple

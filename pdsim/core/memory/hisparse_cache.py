@@ -51,7 +51,9 @@ class HiSparseCache(KvCache):
         return BufferedLease()
 
     def open_buffer(self, lease: Lease) -> bool:
-        """Allocates the buffer of a request whose KV has arrived. Returns False if too few GPU pages are free."""
+        """Allocates the GPU buffer of a request whose KV has arrived in host memory. Returns False if too few GPU pages
+        are free.
+        """
         assert isinstance(lease, BufferedLease)
         lacking = self.num_lacking(lease, 0)
         if lacking > self.buffers.num_free:

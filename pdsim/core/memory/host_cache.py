@@ -271,7 +271,9 @@ class Prefetch:
     num_found: int = 0
     num_read: int = 0
     num_kept: int = 0
-    """Number of pages, counted from the first, that the host cache has taken or freed so far."""
+    """Number of the first pages with which the prefetch is done: the host cache has taken them, or has freed them
+    because it had the same pages already.
+    """
     is_stopped: bool = False
 
 

@@ -33,7 +33,7 @@ class StateLimits:
     where a chunk or request ends, at any token (no_buffer).
     """
     computes_prompts: bool = True
-    """True: chunks of prompts leave states in the cache. False: another instance computes prompts."""
+    """True: the instance computes prompts, and their chunks leave states in the cache. False: it only decodes."""
 
 
 class HybridLease(Lease):

@@ -1,7 +1,8 @@
 """Storage for KV pages outside the instances (SGLang's HiCache, L3).
 
-Storage names a page by a hash of all tokens up to its end, so instances share pages of equal prompts. Storage that has
-a page also has all pages before it: the least recently used leaves are evicted first. Law: tests/laws/test_storage.py.
+Storage names a page by a hash of all tokens up to its end, so instances share pages of equal prompts. Pages form a
+tree, of which only leaves are evicted, least recently used first. So storage that has a page also has all pages before
+it. Law: tests/laws/test_storage.py.
 """
 
 from pdsim.core.memory.radix_cache import RadixCache

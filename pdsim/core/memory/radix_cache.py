@@ -94,8 +94,8 @@ class Node:
     """Number of locks whose holders have their own copies of this node's pages. `twins` has the copies."""
     twins: list[tuple[object, Sequence[int]]] = field(default_factory=list)
     host: "Node | None" = None
-    """Node of the host cache that ends at the same token, locked for this node. None: host memory is not known to have
-    this node."""
+    """Node of the host cache that ends at the same token. This node holds a lock on it. None: host memory is not known
+    to have this node's KV."""
     children: dict[Hashable, "Node"] = field(default_factory=dict)
 
     @property

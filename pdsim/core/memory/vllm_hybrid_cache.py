@@ -54,7 +54,9 @@ class HybridBlocksLease(Lease):
 
 
 class VllmHybridCache(KvCache):
-    """Leases that continue from cached states. The states take pages of the KV pool."""
+    """A KV cache that also holds linear-attention states, in pages of the same pool. A lease continues from a cached
+    state.
+    """
 
     def __init__(
         self,

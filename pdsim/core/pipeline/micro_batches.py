@@ -98,7 +98,7 @@ class MicroBatches(Generic[RequestT]):
         return next((batch for batch in self.batches if batch.has(request_id)), None)
 
     def skip(self) -> None:
-        """Ends a turn without a step."""
+        """Gives the turn to the next micro-batch, although the present one begins no step."""
         self.turn = (self.turn + 1) % len(self.batches)
 
     def begin(self, step: Step) -> Step:

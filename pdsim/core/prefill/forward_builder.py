@@ -46,7 +46,7 @@ class Forward:
     """Number of tokens of the pool that further prompts may not take: reserved for chunks of this forward and for
     outputs."""
     taken_tokens: int = 0
-    """Number of tokens of the pool that chunks of this forward take, without tokens reserved for outputs."""
+    """Number of tokens for which the chunks of this forward take pages. Pages reserved for outputs are not counted."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     media: Sequence[MediaItem] = ()
     """Images and audio clips that the instance encodes before the forward."""
@@ -160,7 +160,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def is_midway(self) -> bool:
-        """True if a begun prompt has tokens that no forward has taken. mypy does not narrow `partial` by a property."""
+        """True if a begun prompt has tokens that no forward has taken."""
         return self.partial is not None
 
     @property
@@ -286,8 +286,8 @@ class ForwardBuilder(Generic[RequestT]):
             self.partial = self._unshared = None
 
     def reads_unwritten(self, request: RequestT) -> bool:
-        """True if a forward still computes the end of the request's cached prefix. SGLang sends this prefix to decode
-        when the forward has ended (disaggregation/prefill.py, 0.5.23, :1495).
+        """True if the running forward still computes the end of the request's cached prefix. SGLang then sends the
+        prefix to decode only after this forward (disaggregation/prefill.py, 0.5.23, :1495).
         """
         writer, num_shared = self._writer, request.lease.num_shared
         if writer is None or writer is request or writer.num_computed_tokens >= num_shared * self.page_size:

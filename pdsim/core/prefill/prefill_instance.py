@@ -283,8 +283,8 @@ class PrefillInstance:
         return [] if self.limits.bootstrap_timeout_ns is None else self._bootstrap.watch(request.request_id, now_ns)
 
     def _grant(self, request: PrefillRequest, grant: m.KvGranted, now_ns: int) -> list[m.Command]:
-        """Handles a grant of pages. Prefill may have begun or computed the prompt before its grant, if it is optimistic
-        (PrefillLimits.optimistic_attempts).
+        """Handles decode's grant of pages. With optimistic attempts (PrefillLimits.optimistic_attempts), prefill may
+        have begun or computed the prompt already.
         """
         cursor = self._planner.cursor(grant)
         if cursor is None:

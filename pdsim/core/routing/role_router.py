@@ -214,8 +214,9 @@ class RoleRouter:
         return len(self._down) == len(self._loads)
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
-        """Handles a message that an instance accepts requests, or that it accepts none from now on. A restarted
-        instance has an empty cache.
+        """Handles a message on the state of an instance. Drain, and PeerDown of an instance that has not restarted,
+        mean that it gets no more requests. All other messages mean that it gets requests. After Serve and PeerDown the
+        instance's cache counts as empty.
         """
         instance_id = message.instance_id
         if instance_id not in self._loads:

@@ -398,8 +398,8 @@ class Router:
             del self.live[request.arrival.request_id]
 
     def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Handles the failure of an instance. The router itself retries requests of a dead decode instance. For a dead
-        prefill instance, decode instances report lost requests as Failed.
+        """Handles the failure of an instance. The router retries requests whose decode instance is dead. The router
+        does not retry requests whose prefill instance is dead: their decode instances report them as Failed.
         """
         instance_id = down.instance_id
         self._note(down)

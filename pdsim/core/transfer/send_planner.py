@@ -258,8 +258,8 @@ class PrefillRequest(Request):
     """True: the prompt was begun without a grant, and loses its pages to granted prompts when its present forward
     ends."""
     num_attempts: int = 0
-    """Number of attempts to compute the prompt before decode has granted pages, including the current attempt. 0: the
-    prompt waits for its grant."""
+    """Number of the current attempt to compute the prompt, if prefill need not wait for decode's grant of pages. 0:
+    prefill waits for the grant."""
     ends_with_first_token: bool = False
     """True: the first token of the computed prompt is also its last token. Set while the prompt waits for its grant."""
     has_fixed_output: bool = False

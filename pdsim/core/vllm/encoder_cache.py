@@ -115,7 +115,7 @@ class EncoderCache:
 
     @property
     def num_used_tokens(self) -> int:
-        """Number of tokens of items that requests use."""
+        """Number of tokens of cached images and audio clips that running requests still use."""
         return self.max_tokens - self.num_free_tokens - sum(self._unused.values())
 
     def _makes_room(self, num_tokens: int, num_new: int) -> bool:

@@ -170,7 +170,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
         """Fills the next step with prompts. num_slots: number of prompts that may begin; None: no prompt may begin.
-        num_decode_tokens: number of running requests, which take one token each. reserved_tokens has no effect.
+        num_decode_tokens: number of running requests, which take one token each. reserved_tokens: not used, because
+        vLLM reserves no output tokens.
         """
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
@@ -237,8 +238,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             super()._cache_prefix(request, num_tokens, is_chunk=is_chunk)
 
     def num_opening_pages(self, num_decode_tokens: int) -> int:
-        """Number of new pages that the next step needs for prompts that are partly computed. num_decode_tokens: number
-        of running requests, which take one token each of the step.
+        """Number of new pages that the next step needs for the prompts that earlier steps have begun.
+        num_decode_tokens: number of running requests, which take one token each of the step.
         """
         return self._needs_of_begun(num_decode_tokens)[0]
 

@@ -50,9 +50,9 @@ class Read:
     """
 
     server: dict[str, Any] = field(default_factory=dict)
-    """Fields of the server's role, by name."""
+    """Fields of the section of the server's role, by name."""
     common: dict[str, Any] = field(default_factory=dict)
-    """Fields of the scenario, by path."""
+    """Fields outside the section of the server's role, by path."""
     understood: list[str] = field(default_factory=list)
     aside: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)

@@ -79,10 +79,10 @@ def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
 def _with_sessions(
     found: dict[str, Any], names: Mapping[str, str], ttl: Value | None, *, is_pair: bool
 ) -> dict[str, Any]:
-    """Returns the routing policies by role, each inside session_affinity if the frontend keeps sessions. found:
-    policies by role, except those that are pdsim's defaults. names: names of the policies of all roles. ttl: time in s
-    for which the frontend keeps a session without requests; None: it keeps no sessions. is_pair: True: prefill and
-    decode are separate.
+    """Returns the routing policies by role, each inside session_affinity if the frontend keeps sessions. found: the
+    policies that differ from pdsim's defaults, by role. names: names of the policies of all roles. ttl: time in s for
+    which the frontend keeps a session without requests; None: it keeps no sessions. is_pair: True: prefill and decode
+    are separate.
     """
     if not isinstance(ttl, str):
         return found

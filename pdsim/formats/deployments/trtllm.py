@@ -115,8 +115,9 @@ def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
 
 
 def _check_section(servers: Any, where: str) -> None:
-    """Raises InputError for a section that TensorRT-LLM refuses (llmapi/disagg_utils.py, extract_ctx_gen_cfgs).
-    servers: content of the section. where: names the section in messages.
+    """Checks context_servers or generation_servers in an orchestrator's file. Raises InputError if TensorRT-LLM refuses
+    the number of instances or of URLs (llmapi/disagg_utils.py, extract_ctx_gen_cfgs). servers: content of the section.
+    where: names the section in messages.
     """
     if servers is None:
         return

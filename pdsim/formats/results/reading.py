@@ -18,7 +18,7 @@ class ImportedResult(NamedTuple):
     tool: str
     """Name of the tool that wrote the file (Tool.name)."""
     summary: dict[str, Any]
-    """The result as fields of a run's summary: numbers by field, times in ms."""
+    """The numbers of the result, by the names that a run's summary has for them. Times are in ms."""
 
 
 class Tool(NamedTuple):

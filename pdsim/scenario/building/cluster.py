@@ -261,12 +261,12 @@ def _masks_empty_rows(scenario: Scenario, layout: Layout) -> bool:
     """True if the experts of an instance skip the padding of a CUDA graph: empty rows, which the graph computes in
     addition to the batch's requests.
 
-    Empty rows have the tokens of earlier steps, so they choose experts as requests do (SGLang 0.5.12,
-    model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). If each GPU holds whole
-    experts, SGLang masks these rows (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978), and vLLM does
-    not. One kernel ignored the mask in SGLang 0.5.12 and obeys it in 0.5.23: flashinfer_trtllm
-    (layers/moe/moe_runner/flashinfer_trtllm.py:888). This kernel runs on Blackwell GPUs that hold whole experts and get
-    all tokens.
+    An empty row contains the token of an earlier step, so without a mask it chooses experts as a request does (SGLang
+    0.5.12, model_executor/cuda_graph_runner.py:296; vLLM 0.33.0, v1/worker/gpu_model_runner.py:3366). SGLang masks
+    empty rows if each GPU holds whole experts (model_executor/forward_batch_info.py:1088, layers/moe/topk.py:978). vLLM
+    has no mask. The kernel flashinfer_trtllm ignores the mask in SGLang 0.5.12, and obeys it in 0.5.23
+    (layers/moe/moe_runner/flashinfer_trtllm.py:888). SGLang uses this kernel on Blackwell, if GPUs with whole experts
+    get all tokens.
     """
     knows_mask = scenario.engine_rules.masks_empty_rows or not is_blackwell(layout.gpu.name) or layout.sends_to_experts
     return scenario.engine == "sglang" and layout.has_whole_experts and knows_mask

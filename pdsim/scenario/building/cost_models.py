@@ -92,8 +92,8 @@ def chunk_sizer(scenario: Scenario) -> ChunkSizer | None:
 
 
 def fitted_parabola(lengths: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
-    """Quadratic and linear coefficient of the parabola that fits the times, as a function of the lengths, best (least
-    squares). lengths: must be equally spaced. times: one per length.
+    """Fits a parabola to times by least squares, as a function of lengths. Returns the coefficient of the squared
+    length and that of the length; the constant is dropped. lengths: must be equally spaced. times: one per length.
     """
     mean = fmean(lengths)
     offsets = [length - mean for length in lengths]

@@ -40,8 +40,8 @@ class Encoding:
     transport: Transport
     """Transfer engine that sends the embeddings, with its times."""
     topology: Topology
-    """Links from encode instances to the servers that compute prompts. A transfer on a path of these links has the size
-    of the embeddings that one rank gets.
+    """Links from encode instances to the servers that compute prompts. A transfer over these links has as many bytes as
+    one rank of the server receives.
     """
 
 

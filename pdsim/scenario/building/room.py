@@ -35,12 +35,14 @@ POINT_BYTES, POINT_S = 6_000, 2e-3
 """Memory in bytes and time in s that a sweep needs for one point and seed, besides its run."""
 _LONG_S = 20
 _COUNTS = ("num_requests", "num_sessions", "num_groups", "prompts_per_group")
-"""Fields of generated workloads whose product is the minimum number of requests."""
+"""Fields of generated workloads. The product of those that a workload has is the minimum number of its requests."""
 
 
 @contextmanager
 def limited(is_limited: bool, /) -> Iterator[None]:
-    """Context in which runs that do not fit this machine are refused. is_limited: False: no run is refused."""
+    """Context in which runs are refused that would not fit the memory of this machine. is_limited: False: no run is
+    refused.
+    """
     token = _LIMITED.set(is_limited)
     try:
         yield

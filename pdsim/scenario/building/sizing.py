@@ -206,8 +206,8 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def with_state_blocks(scenario: Scenario) -> Scenario:
-    """The scenario with the page size that vLLM takes for models with linear attention: the page of a layer is at least
-    as large as the layer's state, on every role.
+    """Returns the scenario with the page size that vLLM takes for models with linear attention. On every role, one
+    layer's part of a page is then at least as large as the layer's state.
     """
     if scenario.engine != "vllm":
         return scenario

@@ -177,7 +177,8 @@ ROUTING_POLICIES = tuple(BUILT_IN[protocols.RoutingPolicy])
 
 
 class Component:
-    """Marks a pydantic field that holds a component. Code has the object, and files have its name.
+    """Marks a pydantic field that holds a component, such as a policy. In files the field has the component's name and
+    settings. In code it has the object.
 
     A mapping without `use` changes the settings of the default component.
     """

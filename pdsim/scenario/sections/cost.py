@@ -82,8 +82,8 @@ class Setup(Section):
         return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
-        """A text for each field, by the field's name. Empty: the field has its default value. None: the value is not
-        known.
+        """Describes each field in a short text, by the field's name. An empty text: the field has its default value.
+        None: the value is not known.
         """
         return {
             "model": self.model,
@@ -154,7 +154,7 @@ class MeasuredSettings(Setup):
 
 
 def reached(steps: Iterable[StepRecord]) -> dict[str, tuple[float, float]]:
-    """Smallest and largest sizes of these steps, by the field of MeasuredSettings that limits them."""
+    """Returns (smallest, largest) size that the steps have, by the field of MeasuredSettings that limits this size."""
     extremes: dict[str, tuple[float, float]] = {}
     for step in steps:
         for name, low, high in _sizes(step):
@@ -215,9 +215,7 @@ class HostSettings(Section):
 
     @property
     def is_none(self) -> bool:
-        """True if start, launch, result and send are 0, so that the loop of a prefill instance takes no CPU time. The
-        times of decode loops may be above 0.
-        """
+        """True if the loop of a prefill instance takes no CPU time: start, launch, result and send are 0."""
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":

@@ -86,8 +86,8 @@ class HealthSettings(Section):
     waiting_timeout: Duration = Field(default=300_000_000_000, gt=0)
     """Maximum time from the grant until the KV has arrived (SGLANG_DISAGGREGATION_WAITING_TIMEOUT).
 
-    On an aggregated instance: from a request's arrival until its prompt begins (SGLANG_REQ_WAITING_TIMEOUT, unset in
-    SGLang).
+    On an aggregated instance: maximum time that a request waits before a forward begins its prompt
+    (SGLANG_REQ_WAITING_TIMEOUT, unset in SGLang).
     """
     release_timeout: Duration = Field(default=30_000_000_000, gt=0)
     """Time for which decode keeps the pages of a failed request while its sender is silent

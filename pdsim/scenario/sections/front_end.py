@@ -13,8 +13,9 @@ class FrontEndSettings(Section):
     """HTTP server, tokenizer and gateway between clients and router."""
 
     kind: FrontEndKind | None = None
-    """Kind of server before the router: in_process, engine (over HTTP), sglang_gateway, vllm_router, dynamo, llm_d or
-    nim. Fields that are not set have the times of the kind. None: fields that are not set are 0.
+    """Kind of server before the router: in_process (Python calls without HTTP), engine (the engine's HTTP server),
+    sglang_gateway, vllm_router, dynamo, llm_d or nim. Times that the scenario does not give are those of this kind.
+    None: they are 0.
     """
     service: Duration = 0
     """Time that the front end works on each request. Requests are handled one after another."""

@@ -103,8 +103,8 @@ class HiSparseSettings(Section):
     """Share of the chosen tokens that a step must copy from host memory, if a request's KV does not fit its buffer. The
     rate depends on model, prompts and buffer; there is no default."""
     device_buffer_tokens: int | None = Field(default=None, ge=1, le=MOST_TOKENS)
-    """Number of tokens of each request's buffer (device_buffer_size): whole pages, and at least the tokens that
-    attention chooses. None: twice these tokens."""
+    """Number of tokens of each request's GPU buffer (device_buffer_size): whole pages, and at least as many tokens as
+    sparse attention chooses. None: twice as many as that."""
     host_to_device_ratio: int = Field(default=2, ge=1)
     """Number of KV tokens in host memory for each token of pool_tokens, the KV on the GPU. The GPU also holds the
     indexer's keys of all tokens in host memory."""
@@ -326,7 +326,7 @@ class PrefillSettings(ComputingSettings):
     """Time for which prefill holds a computed prompt until decode reads it, with engine vllm
     (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
 
-    None: no limit, because decode renews its lease (0.33.0).
+    None: no limit, as in vLLM 0.33.0, whose decode asks prefill again and again to hold the prompt longer.
     """
 
     @property

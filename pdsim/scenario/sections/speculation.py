@@ -14,7 +14,9 @@ from pdsim.workload.lengths import Acceptance
 DEFAULT_RUNNING = 48
 """Default of max_running_requests with speculation (SGLang 0.5.23, arg_groups/speculative_hook.py:1078)."""
 DSPARK_TOKENS = 8
-"""Number of tokens that a step with DSPARK verifies: a block of 7 drafts, and the last token (DEFAULT_DSPARK_GAMMA)."""
+"""Number of tokens that a step verifies with SGLang's algorithm DSPARK: a block of 7 drafts, and the last token
+(DEFAULT_DSPARK_GAMMA).
+"""
 NGRAM_TOKENS = 12
 _CHAIN, _LLAMA_TREE = (3, 1, 4), (5, 4, 8)
 """Numbers of draft steps, branches and verified tokens (_auto_choose_speculative_params)."""

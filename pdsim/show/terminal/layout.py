@@ -1,4 +1,4 @@
-"""Tables and consoles for texts of commands."""
+"""Layout of what commands print on the terminal: tables, and consoles of the right width."""
 
 from collections.abc import Iterable, Sequence
 from os import environ

@@ -33,7 +33,9 @@ EXAMPLE = "pdsim ask pd-ratio --set model=qwen3-8b --set client.concurrency=32"
 
 
 def print_questions(asks: Mapping[str, str]) -> None:
-    """Prints the name and the text of each question, and an example of a command."""
+    """Prints all questions of `pdsim ask`, and one such command as an example. asks: text of each question, by its
+    name.
+    """
     console = new_console()
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, what in asks.items():

@@ -375,8 +375,8 @@ class Actor(Driver):
         staged.begin(step, copying_ns, self.take_load())
 
     def take_load(self) -> tuple[int, int] | None:
-        """Start and end in ns of loads for which the next forward waits layer by layer (`CacheCopies.take_load`). None:
-        there are none.
+        """Start and end in ns of copies from the host cache, for which the layers of the next forward wait one by one
+        (`CacheCopies.take_load`). None: there are none.
         """
         return None if self._cache_copies is None else self._cache_copies.take_load()
 

@@ -272,8 +272,8 @@ class CacheCopies:
         return end_ns
 
     def take_load(self) -> tuple[int, int] | None:
-        """Start and end in ns of the loads that began since the last forward, for which the next forward waits layer by
-        layer. None: no load began.
+        """Start and end in ns of the copies from the host cache that began since the last forward. The layers of the
+        next forward wait for these copies one by one. None: no copy began.
         """
         load, self._load = self._load, None
         return load

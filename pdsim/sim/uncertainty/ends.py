@@ -27,7 +27,9 @@ Ranging = Literal["part", "whole", "none"]
 first requests of a long load, all of a short load. whole: all requests. none: no requests, so that there is no range.
 """
 _MAX_ERROR = 0.02
-"""Maximum relative standard error of a change that may be extrapolated from the first requests."""
+"""Two runs differ only in their step times. The relative change between their first requests may be extrapolated to all
+requests if its standard error is at most this.
+"""
 _MAX_DRIFT = 2 * _MAX_ERROR
 """Maximum of Change.drift, the difference between the ratios of two runs over the first and over the second half of the
 first requests, for a change that may be extrapolated. Twice _MAX_ERROR, because the difference of the two halves has

@@ -30,12 +30,12 @@ class Part(NamedTuple):
 
     numbers: Numbers
     half_ns: int
-    """Time in ns in which the second half of these first requests ended. The first half is left out, because it
-    includes the start of the run.
+    """Time in ns in which the later half of this part's requests ended. The time of the earlier half is left out,
+    because it includes the start of the run.
     """
     batches: Sequence[tuple[float, float]]
-    """Mean TTFT and mean latency in ns of each tenth of the first requests, in the order of arrival. Empty: a tenth has
-    no finished request.
+    """Means (TTFT, latency) in ns for ten equal groups of the requests that this part has, in the order of arrival.
+    Empty: a group has no finished request.
     """
 
     def is_like(self, whole: Numbers) -> bool:

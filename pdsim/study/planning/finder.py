@@ -146,10 +146,11 @@ class Finder:
 
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
-        """Up to _NUM_NEAR clusters that miss the SLO. A run ends when a miss is certain; clusters in whose runs more
-        requests had ended by then come first. There is at most one cluster per family (clusters that differ only in
-        their numbers of instances). chosen: the plan; more expensive clusters are left out. None: there is no plan, so
-        no cluster is too expensive. tried: clusters that were simulated, with their outcomes.
+        """Up to _NUM_NEAR clusters that miss the SLO, those closest to the SLO first. A run stops when a miss is
+        certain, so a cluster is closer if more of its requests had ended. There is at most one cluster per family
+        (clusters that differ only in their numbers of instances). chosen: the plan; more expensive clusters are left
+        out. None: there is no plan, so no cluster is too expensive. tried: clusters that were simulated, with their
+        outcomes.
         """
         missed = [
             one

@@ -139,9 +139,9 @@ def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[st
 
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """Reads the scenario `path` with the second trace (--check) as its workload. Writes files into a sub-folder of
-    `folder`. Raises ConfigError if there is no such trace, or if the SLO names a class that no request has. changes: of
-    the scenario, in the notation of --set.
+    """Returns the scenario for the check of a plan, with the trace of --check as its workload. path: the scenario file.
+    Files are written into a sub-folder of `folder`. changes: changes of the scenario, in the notation of --set. Raises
+    ConfigError if the trace does not exist, or if the SLO names a class that no request has.
     """
     if not trace.exists():
         raise ConfigError(f"--check: no trace file {trace}")

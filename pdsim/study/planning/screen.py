@@ -96,7 +96,9 @@ class Screen:
 
     @property
     def limits(self) -> TextTable:
-        """The table of limits. Each row has the limit, the predicted value, and the range of the prediction."""
+        """The table of the SLO's limits for the planned cluster. Each row has the limit, the predicted value, and the
+        range of the prediction.
+        """
         plan = self._plan
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
             return TextTable([], [])

@@ -28,11 +28,11 @@ class Tries(NamedTuple):
     """
 
     first: Evaluate
-    """Judges a cluster by few of its runs. A cluster that misses the SLO in these runs misses the SLO in all
-    runs, too.
+    """Simulates clusters with only a few of their seeds. A cluster that misses the SLO with these seeds also misses the
+    SLO with all seeds.
     """
     final: Evaluate
-    """Judges a cluster by all of its runs, one per seed."""
+    """Simulates clusters with all seeds, one run per seed."""
 
 
 def search(

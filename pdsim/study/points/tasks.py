@@ -53,8 +53,8 @@ class Task:
     own_itl: bool = False
     """True: the result has percentiles of the gaps between each request's own tokens."""
     entries: Mapping[str, str] = field(default_factory=dict)
-    """The user's own catalog entries, which workers on other machines lack: the text of each file, by its path within a
-    catalog folder, such as models/NAME.yaml.
+    """Text of each catalog file that the user wrote, by the file's path within a catalog folder, such as
+    models/NAME.yaml. Workers on other machines do not have these files.
     """
 
 

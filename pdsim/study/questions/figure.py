@@ -56,8 +56,9 @@ def _why_none(row: AnswerRow) -> str:
 
 
 def _draw_line(panel: Any, rows: Sequence[AnswerRow], winner: str, name: str) -> None:
-    """Draws a line through the candidates that have a position on the axis. name: the number that the panel shows.
-    panel: matplotlib's axes. winner: label of the recommended candidate, whose mark is filled.
+    """Draws one number of the candidates as a line, with their position on the axis as x. Candidates without a position
+    are left out. name: name of the number. panel: matplotlib's axes. winner: label of the recommended candidate, whose
+    mark is filled.
     """
     places = [row.x for row in rows if row.x is not None]
     found = [(row.x, value) for row in rows if row.x is not None and (value := row.estimates[name]) is not None]

@@ -118,8 +118,8 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
 
 
 def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
-    """Labels of the aggregated candidates, and labels of the disaggregated candidates, that have a result for prompts
-    of this length (`series`).
+    """Returns two lists of labels: the aggregated and the disaggregated candidates that have a result for prompts of
+    one length. series: this length, as the study's group of results has it.
     """
     labels = study.labels(series)
     together = [label for label in labels if label.startswith(_AGGREGATED)]

@@ -52,7 +52,9 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The largest ratio of a value to its limit. Infinite: the ratios are not known."""
+        """The largest quotient of a limited number and its limit, over all terms of the SLO. Infinite: the run stopped
+        early or failed.
+        """
         return max(self.ratios.values(), default=inf)
 
     @property

@@ -118,8 +118,8 @@ class Term:
         return self.request_class in ("", request_class)
 
     def is_about(self, num_output_tokens: int) -> bool:
-        """True if the limit applies to a request with so many output tokens. A request with one token has no TPOT and
-        no gaps.
+        """True if the limit applies to a request with num_output_tokens output tokens. A request with one output token
+        has no TPOT and no ITL.
         """
         return num_output_tokens > 1 or not self._is_of_gaps
 
@@ -128,7 +128,7 @@ class Term:
         return not self.is_share and self.limits_ms[0][0] in OF_GAPS
 
     def is_missed(self, request: RequestRecord) -> bool:
-        """True if a request that has ended exceeds one of the limits, or failed."""
+        """True if an ended request failed, or exceeds one of the term's limits (limits_ms)."""
         if request.outcome != "finished":
             return True
         if not self.is_about(request.num_output_tokens):
@@ -210,7 +210,7 @@ def _num_needed(percent: float, num_requests: int) -> int:
 
 
 def _time_ms(metric: str, request: RequestRecord) -> float:
-    """Value of a metric of a request in ms. 0 for tpot and gap percentiles of a request of one token."""
+    """Value of a metric of a request in ms. TPOT and ITL percentiles of a request with one output token are 0."""
     return 0.0 if metric in OF_GAPS and request.num_output_tokens < 2 else _METRICS[metric](request)  # noqa: PLR2004
 
 

@@ -190,8 +190,8 @@ _VISIBLE = 0.02
 
 
 def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
-    """Returns the type that most parameters narrower than bf16 have. num_params: number of parameters by data type.
-    Returns bf16 if only few parameters are narrower.
+    """Returns the most frequent data type of the parameters narrower than bf16. Returns bf16 if less than 10 % of all
+    parameters are narrower. num_params: number of parameters by data type.
     """
     narrow = {dtype: size for dtype, size in num_params.items() if dtype != "bf16"}
     if sum(narrow.values()) < _SOME * sum(num_params.values()):

@@ -188,7 +188,8 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
     """Reads the config_groups of compressed-tensors. Each group has one type and targets: names of modules, patterns,
-    or Linear for all modules. Arguments, result and errors are those of `_types`.
+    or Linear for all modules. Returns (type of Linear, types by target). where: name of the section in messages. Raises
+    EntryError for unknown types, and if there is no group.
     """
     default: Dtype | None = None
     named: dict[str, Dtype] = {}

@@ -62,7 +62,8 @@ class Streamed(NamedTuple):
     """A leader sends the launcher one new token for each request in the list."""
 
     tokens: list[list[Any]]
-    """Entries (request_id, token, log probabilities if requested)."""
+    """One entry per request: (request_id, token). If the request asks for log probabilities, they are a third element.
+    """
 
 
 class Settle(NamedTuple):

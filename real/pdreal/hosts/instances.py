@@ -29,7 +29,9 @@ from pdsim.scenario.schema import Scenario
 _LOG = logging.getLogger("pdreal")
 _SETTLE_NS = 10_000_000_000
 _SETTLE_S = 15.0
-"""Maximum time in s for an answer to Settle. An instance that takes longer counts as hung."""
+"""Maximum time in s for an instance's answer to the message Settle, which says that all requests have ended. An
+instance that takes longer counts as hung.
+"""
 _PING_S = 1.0
 """Interval in s at which the launcher asks instances for their numbers of requests and pages (levels), if the scenario
 has no health section."""

@@ -84,7 +84,9 @@ class Processes:
             self._leave(instance_id, deadline_s)
 
     def _leave(self, instance_id: str, deadline_s: float) -> None:
-        """Waits for an instance's processes, and kills those that do not exit in time. Their ends are not reported."""
+        """Waits for an instance's processes, and kills those that do not exit in time. on_exit is not called for these
+        processes.
+        """
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
             process.join(max(0.0, deadline_s - monotonic()))

@@ -90,7 +90,7 @@ class Row:
     num_descriptors: int | None = None
     """Number of descriptors of a transfer."""
     what: str | None = None
-    """Name of the measured work, for kinds that have several: host and storage."""
+    """Name of the measured work. Only rows of the kinds host and storage have a name."""
 
 
 def row_of(kind: RowKind, times_us: Sequence[float], **sizes: float | str | None) -> Row:

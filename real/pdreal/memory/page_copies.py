@@ -97,9 +97,9 @@ Staging = TorchStaging | KernelStaging
 
 
 def staging_of(planes: Sequence[torch.Tensor], page_size: int) -> Staging:
-    """Returns what copies between the cache of a rank and staging memory: by torch on a CPU, by kernels on a GPU.
-    planes: the cache, [slots, heads, head_dim] each, K and V of each layer in turn. page_size: number of tokens of a
-    page.
+    """Returns the object that copies between a rank's cache and staging memory. The object uses torch on a CPU, and
+    kernels on a GPU. planes: the cache, [slots, heads, head_dim] each, K and V of each layer in turn. page_size: number
+    of tokens of a page.
     """
     return TorchStaging(planes, page_size) if planes[0].device.type == "cpu" else KernelStaging(planes, page_size)
 

@@ -1,8 +1,8 @@
 """Which slot of the ranks' memory holds which linear-attention state of an instance.
 
-The core decides which states are kept, and counts them (pdsim.core.memory.hybrid_cache). A lease has one slot for its
-request's own state, from its first use until the lease ends, and one slot for a state that the cache may take:
-a chunk or a decode step writes there, and the cache keeps the slot when it takes the lease's tokens so far.
+The core decides which states are kept, and counts them (pdsim.core.memory.hybrid_cache). A lease has two slots. The
+first holds the request's own state from its first use until the lease ends. Into the second, a chunk or a decode step
+writes a state that the cache may keep. When the cache takes the lease's tokens so far, it keeps this slot.
 """
 
 from typing import Any, NamedTuple

@@ -201,8 +201,8 @@ class DeltaPrefill:
 
 
 def chunks_of(batch: PrefillBatch, device: torch.device, *, num_padding: int = 0) -> "Chunks":
-    """Returns the chunks of a batch as kernels read them, and after them one chunk of num_padding tokens that belong to
-    no request.
+    """Returns the prompt chunks of a batch in the form that the linear-attention kernels take. If num_padding is above
+    0, a last chunk has this number of tokens that belong to no request.
     """
     from pdkernels.delta import Chunks  # noqa: PLC0415  Triton is needed on GPUs only
 

@@ -19,7 +19,7 @@ from pdreal.model.weights import RandomWeights, WeightSource, load_draft_weights
 from pdreal.settings.model import ModelConfig
 
 _SEED = 1
-"""Seed of the head's random weights. It differs from 0, the usual seed of a target."""
+"""Seed of the draft head's random weights. It differs from 0, the usual seed of the target model."""
 
 
 class DraftHead:

@@ -156,8 +156,8 @@ def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
 
 def _num_parts(num_blocks: int, num_tiles: int) -> int:
     """Returns into how many equal parts the inputs are divided, so that all programs can run at the same time.
-    num_blocks: number of blocks of inputs. num_tiles: number of tiles of the output, each of which is one program per
-    part.
+    num_blocks: number of blocks of inputs. num_tiles: number of tiles of the output. One program computes one part of
+    one tile.
     """
     parts = 1
     while parts < _MOST_PARTS and num_blocks % (2 * parts) == 0 and num_tiles * 2 * parts <= _MOST_PROGRAMS:

@@ -39,7 +39,7 @@ class RandomWeights:
     device: torch.device
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns random values. Norms are around one; matrices keep the scale of activations."""
+        """Returns random values: norm weights (vectors) are around one, matrices keep the scale of activations."""
         digest = blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)

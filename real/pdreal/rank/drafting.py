@@ -78,7 +78,9 @@ class Drafter:
         )
 
     def plant(self, seeds: Sequence[tuple[int, Seed | None]]) -> None:
-        """Sets the draft states of sequences that join. seeds: pairs (slot, seed); seed None: the state is zeros."""
+        """Sets the start of drafting for sequences that join the batch. seeds: pairs (slot, first proposal and hidden
+        state); None instead of the second: drafting starts from zeros.
+        """
         for slot, seed in seeds:
             self._proposals[slot] = 0 if seed is None else seed.token
             self._hidden[slot] = 0 if seed is None else self._state_of(seed)

@@ -266,7 +266,7 @@ class Executor:
         logprobs: Sequence[Logprobs | None] = (),
         seeds: Sequence[Seed] = (),
     ) -> Outcome:
-        """Returns the result of a step, for the instance, and the step's new tokens.
+        """Returns an Outcome: the result of a step as the instance reads it, and the new tokens.
 
         tokens: the ranks' tokens, one for each sequence of the step's batch. If the step verifies drafts, these are
         integers that `Speculation.new_tokens` reads. logprobs: for each sequence, or empty if no request asks for log

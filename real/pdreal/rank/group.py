@@ -161,9 +161,10 @@ class RankThreads:
         on_layers: Callable[[int], None] | None,
         user: "Future[Any] | None",
     ) -> ComputedTokens:
-        """Does a piece of work in the compute thread. step_id: number of the step whose layers on_layers reports; None:
-        no unit waits for them. user: a write to storage that must end first, because it reads the host pages to which
-        this work writes; None: there is no such write.
+        """Does a piece of work in the compute thread. step_id: number of the step, whose computed layers release
+        waiting transfer units; None: no unit waits for the work. on_layers: called with the number of computed layer
+        groups. user: a write to storage that reads the host pages to which this work writes, and so must end first;
+        None: there is no such write.
         """
         wait_for(user)
         self._compute_start_ns = start_ns = monotonic_ns()

@@ -227,7 +227,7 @@ class Leader:
 
 def state_machines(spec: RankSpec) -> list[Any]:
     """Returns new state machines of an instance: the instance itself, then its sender or receiver. If spec.life is
-    above 0, they begin as machines of a restarted instance.
+    above 0, the instance was restarted. A receiver then knows that senders have an outdated view of its memory.
     """
     names = [spec.instance_id]
     if spec.role == "prefill":

@@ -68,7 +68,7 @@ class Storage:
         self._begin_due()
 
     def begin(self, command: m.StorageCopy) -> None:
-        """Begins a command when all earlier copies to host memory have ended."""
+        """Queues a command, which begins as soon as all earlier copies from GPU to host memory have ended."""
         if isinstance(command, m.PrefetchKv):
             self._drop_writes(command.host_pages)
         self._waiting.append((self._num_copies, command))

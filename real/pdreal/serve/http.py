@@ -75,7 +75,9 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def notice_if_gone(request: web.Request) -> None:
-    """Makes the kernel probe silent clients, because a machine that vanishes closes no connection."""
+    """Sets TCP keep-alive on the client's connection, so that a client whose machine vanishes is noticed. Such a
+    machine closes no connection.
+    """
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER_S = 1
 _SEEDS_APART = 0x9E3779B97F4A7C15
-"""Difference between the seeds of a request's choices."""
+"""Difference between the sampling seeds of two consecutive answers (OpenAI's choices) to one request."""
 
 
 class Entrance:

@@ -1,1 +1,1 @@
-"""Settings of a run: options, hosts, ranks and the model; and the check which scenarios real mode can run."""
+"""Settings of a run (options, hosts, ranks, model), and a check that real mode can run a scenario."""

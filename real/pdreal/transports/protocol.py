@@ -123,8 +123,8 @@ class Regions:
         self._begins, self._ends, self._mapped = begins, begins + sizes, mapped
 
     def translate(self, addresses: Addresses, lengths: Addresses) -> Addresses:
-        """Returns the addresses at which a peer's ranges are mapped here. Raises TransferError if a range does not lie
-        within a region.
+        """Returns this process's addresses of ranges of a peer's memory. addresses, lengths: begin and bytes of each
+        range at the peer. Raises TransferError if a range does not lie within one mapped region.
         """
         region = np.searchsorted(self._begins, addresses, "right") - 1
         if (region < 0).any() or (addresses + lengths > self._ends[region]).any():
