@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pdsim.core.messages import DecodeStep, Verified
 from pdsim.metrics.distribution import Run, RunSamples
@@ -11,7 +11,7 @@ from pdsim.metrics.records import StepRecord
 OWN_ITL = ("itl_p50", "itl_p90", "itl_p95", "itl_p99", "itl_max")
 """Metrics of one request: percentiles of the gaps between its tokens, and its longest gap."""
 _PERCENTILES = (50, 90, 95, 99)
-_MS = 1e6
+_MS: Final = 1e6
 
 
 class _Row(NamedTuple):

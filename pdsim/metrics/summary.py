@@ -6,15 +6,15 @@ Formulas: `pdsim fields summary`. Times are those of the client: TTFT includes t
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
 TailMetric = Literal["ttft", "tpot", "e2e"]
 """The metrics by which `tail` can rank requests."""
-_MS = 1e6
-_S = 1e9
+_MS: Final = 1e6
+_S: Final = 1e9
 
 
 def summarize(

@@ -227,8 +227,8 @@ class Clients:
 
     def arrive(self, spec: RequestSpec) -> None:
         """Records that a client has sent a request."""
-        sizes = spec.request_id, len(spec.prompt), len(spec.output)
-        self._recorder.on_arrival(*sizes, self._timeline.now_ns, spec.request_class)
+        num_prompt_tokens, num_output_tokens, now_ns = len(spec.prompt), len(spec.output), self._timeline.now_ns
+        self._recorder.on_arrival(spec.request_id, num_prompt_tokens, num_output_tokens, now_ns, spec.request_class)
         if spec.media:
             self._recorder.on_media(spec.request_id, spec.num_media_tokens("image"), spec.num_media_tokens("audio"))
         self._waiting.add(spec.request_id)
@@ -239,10 +239,22 @@ class Clients:
         if spec.request_id in self._waiting:
             priority = self._priorities.get(spec.request_class, 0)
             ignores_eos = self._ignore_eos and spec.max_output_tokens == len(spec.output)
-            named = spec.request_id, spec.prompt, spec.max_output_tokens, priority, ignores_eos
+            session = self._sessions.get(spec.request_id, -1)
             media = tuple([item for item in spec.media if item.modality in self._encoded])
             cached = () if self.cached is None else self.cached(spec.prompt)
-            self.tell_router(m.Arrival(*named, self._sessions.get(spec.request_id, -1), media, spec.agent, cached))
+            self.tell_router(
+                m.Arrival(
+                    spec.request_id,
+                    spec.prompt,
+                    spec.max_output_tokens,
+                    priority,
+                    ignores_eos,
+                    session,
+                    media,
+                    spec.agent,
+                    cached,
+                )
+            )
 
     # The router and the attempts under way.
 

@@ -3,7 +3,9 @@ with this table.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from pdsim.dataclass import dataclass
 
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
@@ -11,7 +13,8 @@ SAID_BY_VALUE = None
 """Unit of times whose unit the field name does not tell. The values of the times tell it."""
 
 
-class Quantity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Quantity:
     what: str
     """Name of the quantity in messages and in the documentation of formats."""
     names: Mapping[str, float | None]

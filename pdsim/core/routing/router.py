@@ -15,7 +15,7 @@ also has by then.
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pdsim.core import messages as m
 from pdsim.core.instance import PolicyError
@@ -25,7 +25,7 @@ from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 
-_RETRY = 1_000_000_000
+_RETRY: Final = 1_000_000_000
 """Id of the first retry of request 0. Clients' ids are smaller."""
 _FINE = 1 << 30
 
@@ -271,8 +271,17 @@ class Router:
         arrival = request.arrival
         prefill_id, decode_id = self._only_pair or self._choose(request, now_ns)
         attempt = attempt_id(arrival.request_id, request.num_retries)
-        limits = arrival.max_output_tokens, prefill_id, decode_id, arrival.priority, arrival.ignores_eos
-        new = m.NewRequest(attempt, now_ns, arrival.prompt, *limits, arrival.media)
+        new = m.NewRequest(
+            attempt,
+            now_ns,
+            arrival.prompt,
+            arrival.max_output_tokens,
+            prefill_id,
+            decode_id,
+            arrival.priority,
+            arrival.ignores_eos,
+            arrival.media,
+        )
         request.attempt, request.at_prefill, request.at_decode = new, prefill_id != decode_id, True
         self._waiting[arrival.request_id] = request
         return [m.Send(to, new) for to in new.instance_ids]

@@ -436,8 +436,8 @@ class Actor(Driver):
         if self._host.now_ns < begun.launched_ns:
             self._host.at(begun.launched_ns, self._end_prefill, begun, self._order)
             return
-        times_ns = (start_ns, self._timeline.now_ns - start_ns, begun.first_ns, begun.compiling_ns)
-        self._on_step(step, prefill_record(self.instance.instance_id, step, *times_ns), None)
+        name, duration_ns = self.instance.instance_id, self._timeline.now_ns - start_ns
+        self._on_step(step, prefill_record(name, step, start_ns, duration_ns, begun.first_ns, begun.compiling_ns), None)
         self._see_result(self._executor.prefill(step))
 
     def _see_result(self, result: m.Result) -> None:

@@ -242,9 +242,19 @@ def prefill_record(
     for chunk in step.chunks:
         num_tokens += chunk.num_tokens
         num_context_tokens += chunk.num_context_tokens
-    sizes = (1, len(step.chunks), num_tokens, num_context_tokens, 0.0)
-    first_ns = duration_ns if first_ns is None else first_ns
-    return StepRecord(instance_id, "prefill", start_ns, duration_ns, first_ns, *sizes, compiling_ns=compiling_ns)
+    return StepRecord(
+        instance_id,
+        "prefill",
+        start_ns,
+        duration_ns,
+        duration_ns if first_ns is None else first_ns,
+        1,
+        len(step.chunks),
+        num_tokens,
+        num_context_tokens,
+        0.0,
+        compiling_ns=compiling_ns,
+    )
 
 
 class DecodeRun:

@@ -45,7 +45,9 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
     links = [link for flow in open_flows for link, _ in flow.path]
     if len(open_flows) == 1 or len(set(links)) == len(links):  # nothing is shared
         for flow in open_flows:
-            flow.rate = min(flow.limit, *[capacity[link] / weight for link, weight in flow.path])
+            flow.rate = flow.limit
+            for link, weight in flow.path:
+                flow.rate = min(flow.rate, capacity[link] / weight)
         return
     free = {link: capacity[link] for link in links}
     while open_flows:
