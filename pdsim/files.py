@@ -131,11 +131,12 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
 
 @contextmanager
 def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
-    """Context with a new folder. When all files are written there, they replace those in `folder`; the file `last` is
-    moved last. If writing fails, `folder` stays as it was.
+    """Context with a new, empty folder. At the context's end, the files in the new folder replace the files in
+    `folder`; the file `last` is moved last. If writing fails, `folder` stays as it was. Signals do not interrupt the
+    replacing.
 
-    Old files that `own` names without a wildcard, and that were not written again, are removed. So are new folders of
-    programs that were killed. All other files stay. Signals do not interrupt the replacing.
+    Also removes old files that `own` names without a wildcard and that were not written again, and new folders that
+    killed programs have left. All other files stay.
     """
     try:
         with ExitStack() as stack:
@@ -205,8 +206,8 @@ def _replace_files(new: Path, folder: Path, own: Collection[str], last: str) -> 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """Context with a folder below TMPDIR, which is removed at the end. Also removes such folders of programs that were
-    killed. prefix: beginning of the names of these folders.
+    """Context with a folder below TMPDIR, which is removed at the end. Folders with the same prefix that killed
+    programs have left are removed at the beginning. prefix: beginning of the folder's name.
     """
     _remove_abandoned(Path(gettempdir()), prefix, ("*",))
     folder = Path(mkdtemp(prefix=prefix))
@@ -243,8 +244,8 @@ def own_lock(folder: Path, name: str = LOCK) -> Iterator[None]:
 
 
 def _opened(path: Path, flags: int = 0) -> int:
-    """Returns the file descriptor of a file, opened for reading and writing without following links, and without
-    waiting for the other end if it is a FIFO. flags: further flags of os.open.
+    """Opens a file for reading and writing, and returns its file descriptor. Refuses links. Does not wait if the file
+    is a FIFO without a reader or writer. flags: further flags of os.open.
     """
     return os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 

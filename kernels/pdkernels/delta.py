@@ -32,14 +32,16 @@ class Recurrence(Protocol):
 
     @property
     def rate(self) -> Tensor:
-        """[value heads] in fp32: factor on a head's softplus, which gives the logarithm of the head's decay
-        (decay_and_beta).
+        """Factor for each head, [value heads] in fp32. The factor times the head's softplus is the logarithm of the
+        head's decay (decay_and_beta).
         """
         ...
 
     @property
     def bias(self) -> Tensor:
-        """[value heads] in fp32: added to a head's decay projection, before its softplus (decay_and_beta)."""
+        """Summand that is added to each head's decay projection before the softplus, [value heads] in fp32
+        (decay_and_beta).
+        """
         ...
 
     @property

@@ -47,8 +47,9 @@ class KvLayout:
         return head * self.head_bytes * (self.page_size if self.order == "HND" else 1)
 
     def check_heads(self, heads: range | None, parts: int) -> range:
-        """Returns the range of heads; None means all heads. Raises ValueError unless the range lies in the layout and
-        divides into equal parts.
+        """Returns the range of heads; None means all heads. parts: number of equal parts into which the heads are to be
+        divided. Raises ValueError if the layout lacks some of the heads, or if the heads do not divide into this number
+        of equal parts.
         """
         if heads is None:
             heads = range(self.heads)

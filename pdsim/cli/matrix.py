@@ -209,9 +209,10 @@ class Step:
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix (a scenario that real mode runs with several settings) into the folder `out` of a campaign, with
-    all files that it names. Returns the copy. changes: of the scenario, in the notation of --set. hosts: file of hosts;
-    None: this host. Raises ConfigError if the matrix is wrong, or `out` is its own folder.
+    """Copies a matrix (a scenario that real mode runs with several settings) with all its input files into `out`, the
+    folder of the measurements. Returns the copied matrix. changes: changes of the scenario, in the notation of --set.
+    hosts: file of hosts; None: this host. Raises ConfigError if the matrix is wrong, or if `out` is the matrix's own
+    folder.
     """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
@@ -277,8 +278,9 @@ def _ranks(scenario: Scenario) -> PairRanks:
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
-    """Yields the steps of a campaign in order. rounds: how many times each measurement is made. num_gpus: GPUs of this
-    host; 0: a CPU alone.
+    """Yields the steps that measure and simulate a matrix, in order: measuring, fitting profiles, and comparing
+    simulation with real runs. rounds: how many times each measurement is made. num_gpus: GPUs of this host; 0: a CPU
+    alone.
     """
     scenario = suite.real_scenario(suite.variants[0])
     by_ranks = {_ranks(suite.real_scenario(variant)): variant for variant in suite.variants}

@@ -91,8 +91,9 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
-    """The run folder, below `out`, for each scenario file in `paths`. All folders are checked before the first scenario
-    is simulated. force: True: a run that one of these folders already has may be replaced.
+    """The run folder of each scenario file in `paths`: a folder in `out` with the scenario's name. All folders are
+    checked before the first scenario is simulated. Raises ConfigError if two scenarios have the same name. changes:
+    changes of the scenarios. force: True: a run in such a folder may be replaced.
     """
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)

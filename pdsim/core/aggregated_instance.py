@@ -242,11 +242,10 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return step
 
     def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
-        """Runs one iteration of SGLang's loop. Returns its step, or a Wait if the instance has no work, and adds its
-        messages to `commands`. None: the iteration chose nothing, and the caller runs the next iteration at once.
-
-        SGLang 0.5.12 spends one iteration on dropping a batch whose requests have all ended
-        (managers/scheduler.py:2588, 2904), and tries prompts in the next iteration.
+        """Runs one iteration of SGLang's scheduler loop. Returns the iteration's step, or a Wait if the instance has no
+        work, and adds messages to `commands`. None: no step; the caller runs the next iteration at once. SGLang 0.5.12
+        spends such an iteration on dropping a batch whose requests have all ended (managers/scheduler.py:2588, 2904),
+        and tries prompts in the next one.
         """
         if not self.limits.overlap:
             self._look_at_arrived()

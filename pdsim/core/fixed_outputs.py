@@ -50,11 +50,11 @@ class SimulatedEnds:
         self._ends: list[_End] | None = None
 
     def allow(self, request: Growing, begun: Iterable[Growing], num_free_tokens: int) -> bool:
-        """Returns True if the request fits together with the running requests and those in `begun`: requests that the
-        forward being filled has begun before this one.
+        """Returns True if the tokens suffice for the outputs of this request, of the running requests, and of the
+        requests in `begun`, which the forward has begun already.
 
-        num_free_tokens: free tokens after the request has its prompt's tokens. Only the first call reads `begun`,
-        because each call also remembers its own request.
+        num_free_tokens: tokens that are free when the request has room for its prompt. The first call of a forward
+        reads `begun`; later calls ignore it, because each call also remembers its own request.
         """
         if self._ends is None:
             others = [self._end_of(other) for other in (request, *self._running, *begun)]

@@ -63,8 +63,8 @@ def check_idle(instance: AnyInstance) -> None:
 
 
 def check_all_idle(machines: Iterable[Any]) -> None:
-    """Checks that all state machines of a cluster hold nothing after the last request: instances, senders and receivers
-    of KV and of embeddings, and the router. Raises InvariantError.
+    """Raises InvariantError if a state machine of a cluster still holds something of a request after the last request
+    has ended. machines: instances, senders and receivers of KV and of embeddings, and the router.
     """
     for machine in machines:
         if isinstance(machine, AnyInstance):

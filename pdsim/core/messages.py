@@ -873,8 +873,8 @@ class MixedStep:
 
 @dataclass(frozen=True, slots=True)
 class EncodeStep:
-    """Encode the media of these parts in one forward of an encode instance. With SGLang, all parts have the same
-    modality; with vLLM, each part has only the items that this step encodes.
+    """Encode images and audio clips of one or more requests in one forward of an encode instance. With SGLang, all
+    items have the same modality; with vLLM, each part has only the items that this step encodes.
     """
 
     step_id: int

@@ -124,15 +124,17 @@ class GpuClock:
     """
 
     def __init__(self, slowdown: float, memory_ns: float) -> None:
-        """slowdown: relative slowdown at full utilisation. memory_ns: time constant of the average utilisation."""
+        """slowdown: share by which forwards take longer if the GPU computes all the time. memory_ns: time constant in
+        ns of the exponential average of the GPU's utilisation.
+        """
         self._slowdown = slowdown
         self._memory_ns = memory_ns
         self._utilisation = 0.0
         self._busy_until_ns = 0
 
     def stretch(self, start_ns: int, duration_ns: float) -> float:
-        """Returns the duration in ns of a forward that begins at start_ns. duration_ns: its duration on a GPU after a
-        pause.
+        """Returns the duration in ns of a forward that begins at start_ns. duration_ns: duration of the same forward if
+        the GPU has been idle before.
         """
         if not self._slowdown:
             return duration_ns

@@ -40,7 +40,9 @@ MODELS = {
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)
-"""Context lengths in tokens per request at which the decode tables are read."""
+"""Context lengths in tokens per request for which AIConfigurator is asked for decode times. Other contexts lie on the
+line through these two times.
+"""
 
 
 class NoOperatorTablesError(ValueError):

@@ -12,8 +12,9 @@ from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 
 NIC_SHARE = 0.9
-"""Share of a NIC's bandwidth that exchanges reach. DeepEP 2 over ConnectX-7 (50 GB/s): 45 GB/s at 2 hosts, 46 GB/s at 4
-hosts. Traffic within hosts is not counted."""
+"""Share of a NIC's nominal bandwidth that DeepEP reaches when it sends tokens to experts on other hosts. Measured with
+DeepEP 2 over ConnectX-7 (50 GB/s): 45 GB/s at 2 hosts, 46 GB/s at 4 hosts, without the traffic within hosts.
+"""
 EXCHANGE_NS = 32_000
 """Fixed time in ns of a dispatch or a combine between hosts. Source: median of DeepEP's low-latency kernels at EP16 to
 EP256, minus the time of their bytes at NIC_SHARE."""
@@ -41,8 +42,9 @@ class HostMoves:
     """Bytes that the all-reduces of all layers send through one NIC, for each token that the instance computes. Each
     NIC receives as many bytes."""
     exchanged_bytes: float
-    """Bytes that all layers send to experts through one NIC, including the results, for each token that the instance
-    computes."""
+    """Bytes per token that one NIC sends in all layers together: inputs on the way to experts of other hosts, and the
+    experts' results on the way back. Counted per token that the instance computes.
+    """
     bandwidth: float
     """Rate in bytes per second that one NIC reaches in each direction."""
 
@@ -71,9 +73,7 @@ class HostMoves:
 
 @dataclass(frozen=True)
 class HostTraffic:
-    """Traffic of one instance between the hosts of its server. Parameters num_tokens and routed of its methods: see
-    HostMoves.
-    """
+    """Bytes that one instance exchanges between the hosts of its server, and the time that this takes."""
 
     prefill: HostMoves
     """Bytes between the hosts in a prefill forward."""

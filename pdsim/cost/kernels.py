@@ -54,9 +54,9 @@ class Kernel(NamedTuple):
     fixed_us: float
     """Fixed time in us, independent of bytes and operations."""
     token_us: float
-    """Additional time in us for each token of a server. More GPUs do not shorten it."""
+    """Additional time in us for each token that a server computes. More GPUs do not shorten this time."""
     error: float
-    """Median relative error of these values against the measured times."""
+    """Median relative error of the times that this kernel's fields give, against the measured times."""
 
 
 @contextmanager
@@ -183,7 +183,7 @@ def beyond_tables(layout: Layout) -> Beyond:
 
 
 def is_whole(kind: str) -> bool:
-    """True if a kernel's kind means experts that one GPU holds completely."""
+    """True if a kernel of this kind computes experts that one GPU holds completely."""
     return kind.startswith("whole")
 
 

@@ -66,7 +66,9 @@ class CostModel(Protocol):
         """Terms of a forward's duration on a GPU that was idle before."""
 
     def decode_terms(self, num_requests: int) -> Terms:
-        """Terms of a decode step's duration that do not depend on the amount of KV."""
+        """Times in ns, by name, that add up to the part of a decode step's duration that does not depend on the amount
+        of KV.
+        """
 
 
 class CostSettings(Protocol):

@@ -31,8 +31,9 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """Additional FLOPs per token that stand for the lower rate of bf16 products: all products are timed at the rate
-        of weight_dtype, and these FLOPs take the time that bf16 products take in addition."""
+        """FLOPs per token that are added because all products are timed at the rate of weight_dtype, while products in
+        bf16 are slower. The added FLOPs take as long as the bf16 products take in addition.
+        """
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
         """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""

@@ -148,8 +148,9 @@ class Kernels:
     prompt_overhead_ns: float = 4_200_000
     """Host time of a forward's first prompt chunk."""
     further_prompt_overhead_ns: float = 1_000_000
-    """Host time of each further prompt chunk of a forward, mainly of handing its KV to a transfer. Measured: SGLang
-    0.5.12 on H200 (experiments/sglang-h200)."""
+    """Host time of each prompt chunk after the first in a forward, mainly for handing the chunk's KV to a transfer.
+    Measured: SGLang 0.5.12 on H200 (experiments/sglang-h200).
+    """
     factor: float = 1
     """Factor by which all times of forwards and steps are multiplied."""
     slowness: float = 0

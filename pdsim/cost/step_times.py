@@ -98,9 +98,12 @@ class DecodeHostOverhead(NamedTuple):
     decode."""
     launch_ns: float = 0
     """Time in ns of launching a prefill forward, in an instance whose scheduler loop runs both prefill and decode. A
-    forward ends no earlier than its launch."""
+    forward ends no earlier than its launch.
+    """
     launches_ahead: bool = False
-    """True: the launch of a forward directly behind another forward begins while that forward runs."""
+    """True: if a forward follows another forward without a pause, the host launches it while the other forward runs, as
+    soon as the other forward's launch has ended.
+    """
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests

@@ -151,8 +151,8 @@ def pace(client: Any) -> Flags:
 
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds two commands to `made`. The first exports the scenario's requests and their send times as a trace. The
-    second lets AIPerf send the trace (options: AIPerf's docs/cli_options.md). source, model: as pdsim.launch.ENGINES
-    says.
+    second lets AIPerf send the trace (options: AIPerf's docs/cli_options.md). For source and model see
+    pdsim.launch.ENGINES.
     """
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
     made.add("load", LOAD, replay_flags(scenario, model, f"http://{HOST}:{GATEWAY_PORT}", TRACE))

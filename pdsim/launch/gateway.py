@@ -101,7 +101,9 @@ def _thresholds(policy: Any) -> Mapping[str, object] | None:
 
 
 def _of_manual(policy: Any) -> Mapping[str, object] | None:
-    """Options of the gateway's policy manual that differ from the defaults. None: the gateway has another policy."""
+    """Options of the policy `manual` of SGLang's gateway that differ from the defaults. None: the gateway has another
+    policy.
+    """
     if not isinstance(policy, Manual):
         return None
     own, default = (

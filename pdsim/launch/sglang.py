@@ -254,8 +254,8 @@ def store_note(scenario: Scenario) -> list[str]:
 
 
 def across_hosts(leader: Expanded, num_hosts: object, rank: object) -> Flags:
-    """Options of one process of a server that spans num_hosts hosts. leader: address of the server's first host. rank:
-    index of the process's host among them, from 0.
+    """Options of one process of a server that spans num_hosts hosts, with one process per host. leader: address of the
+    server's first host. rank: index of the process's host among the server's hosts, from 0.
     """
     return [("dist-init-addr", Expanded(f"{leader}:{MEETING_PORT}")), ("nnodes", num_hosts), ("node-rank", rank)]
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 
 
 class Samples:
-    """Count, mean, standard deviation and percentiles of single values."""
+    """Count, mean, standard deviation and percentiles of values that are given one by one."""
 
     def __init__(self, values: Iterable[float]) -> None:
         self._sorted = array("d", sorted(values))

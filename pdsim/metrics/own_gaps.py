@@ -20,8 +20,8 @@ class _Row(NamedTuple):
     """
 
     lead_ns: int
-    """Gap in ns before the token of the first of these steps, for requests that were in the batch before. Equal to
-    first_ns unless these requests paused.
+    """Gap in ns before the first step's token, for requests that were in the batch before. Equal to first_ns unless
+    these requests paused.
     """
     first_ns: int
     growth_ns: float

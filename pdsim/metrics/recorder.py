@@ -243,8 +243,8 @@ class Recorder:
         self._last_token_ns[request_id] = now_ns
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
-        """Records the gaps of requests whose last token came before the first of these decode steps began. Returns
-        `row`, the record of the steps, with the number of such requests.
+        """Records a gap for each request that has waited since its last token: the token came before the first of these
+        decode steps began. Returns `row`, the record of the steps, with the number of these requests.
         """
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses: list[TokenGap] = []

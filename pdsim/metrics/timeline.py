@@ -152,9 +152,9 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
-    """Slices for the grants and merges of decode, and arrows between decode and prefill. One arrow leads from a grant
-    to the prompt's first forward or, if that began before the grant, to the transfer worker. Another leads from the
-    worker to the merge. process: number of each instance's process.
+    """Yields slices for the grants and merges of decode, and two arrows per request. The first arrow leads from the
+    grant to the prompt's first forward; if the forward began before the grant, it leads to the transfer worker. The
+    second arrow leads from the worker to the merge. process: number of each instance's process.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}

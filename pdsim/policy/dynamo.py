@@ -31,8 +31,9 @@ class DynamoKv:
     overlap_score_credit: float = 1.0
     """Number of blocks by which a cached block lowers the cost."""
     overlap_score_credit_decay: float = 0.0
-    """Lowers the credit of cached blocks at instances with more uncached prompt tokens to compute than the instance
-    with the fewest. 1: the credit is halved if the difference is as large as the prompt.
+    """Lowers the credit that an instance gets for cached blocks of the prompt, if the instance has more uncached prompt
+    tokens to compute than the instance with the fewest. 1: the credit is halved if the difference is as large as the
+    prompt.
     """
     prefill_load_scale: float = 1.0
     """Weight of blocks to compute, relative to blocks in use."""

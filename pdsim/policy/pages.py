@@ -131,7 +131,7 @@ class LastAdmittedFirst:
 
 @dataclass
 class LeastRecentlyUsed:
-    """Evicts the least recently used leaf."""
+    """Evicts the least recently used leaf of the prefix tree."""
 
     def key(self, leaf: CachedLeaf) -> int:
         return leaf.last_access

@@ -107,8 +107,9 @@ def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[
 
 @dataclass
 class CacheAwareOrder:
-    """Base class of orders that look up all waiting prompts in the prefix cache. The sorted order also becomes the
-    queue's order, from which the next forward starts. Without a prefix cache, these orders equal fcfs.
+    """Base class of orders that look up all waiting prompts in the prefix cache. Sorting reorders the queue itself, so
+    prompts that compare equal keep their order of the previous forward. Without a prefix cache, prompts stay in the
+    order of arrival (fcfs).
     """
 
     sorts_long_queues: ClassVar[bool] = False

@@ -1,10 +1,9 @@
-"""Session affinity: all requests of a session go to one instance.
+"""Policies of session affinity, which send all requests of a session to one instance. Each follows a router.
 
-session_affinity is Dynamo's (1.6.1, --router-session-affinity-ttl-secs,
-lib/kv-router/src/services/selection/affinity.rs at 0a2aa91, mode hard); llm-d has the same as session-affinity-filter
-with session_id_header and 600 s. manual is that of SGLang's gateway (0.3.2, sgl-model-gateway/src/policies/manual.rs at
-1a2ac4f). sticky_least_loaded is that of vLLM's router (0.1.17, src/policies/sticky_least_loaded.rs at 335c57e).
-Conformance: experiments/conformance/dynamo and gateway.
+session_affinity: Dynamo 1.6.1 (--router-session-affinity-ttl-secs, lib/kv-router/src/services/selection/affinity.rs at
+0a2aa91, mode hard), and llm-d's session-affinity-filter with session_id_header and 600 s. manual: SGLang's gateway
+0.3.2 (sgl-model-gateway/src/policies/manual.rs at 1a2ac4f). sticky_least_loaded: vLLM's router 0.1.17
+(src/policies/sticky_least_loaded.rs at 335c57e). Conformance: experiments/conformance/dynamo and gateway.
 """
 
 from collections import Counter
@@ -147,7 +146,7 @@ class _Place:
 
     instance_ids: list[str]
     last_ns: int
-    """Time in ns of the session's last request."""
+    """Time in ns at which the session's last request was routed."""
 
 
 @dataclass

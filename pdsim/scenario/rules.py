@@ -179,8 +179,8 @@ def _of_shared_prompts(scenario: "Scenario") -> str:
 
 
 def _of_stages(scenario: "Scenario") -> str:
-    """A message if the scenario asks for something that decode or aggregated servers with pipeline stages do not offer,
-    or that pdsim does not model with such stages. Empty: the scenario does not.
+    """A message if the scenario has decode or aggregated servers with pipeline stages, together with a feature that
+    such servers do not offer or that pdsim does not model with stages. Empty: the scenario has no such combination.
     """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.pp == 1:
@@ -241,8 +241,8 @@ def _not_modelled(where: str, beside: Mapping[str, bool]) -> str:
 
 
 def _is_lmcache(servers: "ServerSettings") -> bool:
-    """True if LMCache copies the servers' KV to host memory. pdsim does not model LMCache with pipeline stages: each
-    stage would copy when its own forward begins and ends.
+    """True if LMCache copies the servers' KV to host memory. pdsim refuses LMCache with pipeline stages, because each
+    stage would copy KV at the times of its own forwards, which pdsim does not model.
     """
     return servers.host_cache is not None and servers.host_cache_connector == "lmcache"
 

@@ -194,8 +194,9 @@ class Scenario(Section):
     front_end: Annotated[
         FrontEndSettings | None, BeforeValidator(front_end_of_profile), BeforeValidator(of_kind), OrShort("profile")
     ] = None
-    """HTTP server, tokenizer and gateway, by kind or by times. None: with cost kernels the engine over HTTP; with other
-    costs, no front end."""
+    """HTTP server, tokenizer and gateway, by kind or by times. None: with the cost model kernels, the engine's own HTTP
+    server (kind engine); with other cost models, no front end.
+    """
     cost: Annotated[CostChoice, BeforeValidator(by_role), BeforeValidator(cost_by_role), OrShort("use", "profile")] = (
         CostChoice()
     )
@@ -308,7 +309,7 @@ class Scenario(Section):
 
     @property
     def has_server_faults(self) -> bool:
-        """True if instances die or links slow down in the run, so that requests may fail for this reason."""
+        """True if the scenario lets instances die or links slow down, so that requests may fail."""
         return any(isinstance(fault, Kill | SlowLink) for fault in self.faults)
 
     @property

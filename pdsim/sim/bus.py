@@ -203,8 +203,8 @@ class Bus:
         raise NotImplementedError
 
     def tell_agent(self, to: str, message: m.Message) -> None:
-        """Gives a message to a sender or receiver, and carries out the commands that it returns. No effect if it is
-        dead.
+        """Gives a message to a sender or receiver, and carries out the commands that the sender or receiver returns. No
+        effect if it is dead.
         """
         if (agent := self.agents.get(to)) is not None:
             self.carry_out(agent.on_message(message, self.timeline.now_ns))

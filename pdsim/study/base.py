@@ -129,8 +129,8 @@ class Base:
         return self.with_load(self.load[1] * factor)
 
     def one_at_a_time(self, changes: Changes) -> Changes:
-        """The given changes, and changes after which a single client sends a request only when its previous request has
-        ended. No request then waits or is refused.
+        """Returns `changes`, and changes of the client and the router by which a single client sends each request after
+        its previous request has ended. No request then waits for another, and the router refuses none.
         """
         one: Changes = {**changes, "client": {"use": "closed_loop", "concurrency": 1}}
         has_shedding = self.changed(changes).router.shedding is not None

@@ -78,8 +78,9 @@ def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progres
 
 @dataclass(frozen=True)
 class Change:
-    """Difference of a number between two runs: absolute for shares, otherwise relative to the first run. own: between
-    the runs themselves. least, most: the smallest and largest, over the runs and their repetitions.
+    """Difference of a number between two runs: absolute for shares, otherwise relative to the first run. own:
+    difference between the two runs themselves. least, most: smallest and largest difference, if each pair of
+    repetitions of the two runs is compared, too.
     """
 
     own: float

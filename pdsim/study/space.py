@@ -137,8 +137,8 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Kinds of servers to try for a role: each GPU with each TP size. Other parallel sizes are those of `own`, the
-        scenario's servers, unless the user asks to try others.
+        """Yields the servers to try for a role: each GPU type with each TP size. The sizes of pp, cp and dcp are those
+        that the user asks to try, or else those of the scenario's server. own: parallel sizes of the scenario's server.
         """
         names = SPLITS[role]
         others = [self.tried.get(f"{role}.{name}", (getattr(own, name),)) for name in names]

@@ -27,8 +27,9 @@ class Trials:
     """Simulates clusters for a plan or a question. Each cluster is given as changes of the base scenario."""
 
     def __init__(self, base: Base, slo: Slo, num_seeds: int, work: Work) -> None:
-        """slo: judges the clusters. num_seeds: number of runs of each cluster, with the seeds 1, 2, ...; a trace that
-        is sent at its recorded times is run once. work: computes the runs.
+        """base: the scenario that the clusters change. slo: SLO by which the clusters are judged. num_seeds: number of
+        runs of each cluster, with the seeds 1, 2, ...; a cluster runs once if a trace is sent at its recorded times.
+        work: computes the runs.
         """
         self.base = base
         self.slo = slo

@@ -73,7 +73,9 @@ SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
 _lent: list[Path] = []
-"""Folders with copies of entries that came from other machines or users."""
+"""Further folders in which the catalog looks for entries. They hold copies of catalog entries of other machines or
+users.
+"""
 _borrowed: dict[str, str] = {}
 _located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
 """Path and modification time in ns of the file of each catalog entry that was looked up. Keys: kind and name of the

@@ -52,9 +52,9 @@ def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
 
 
 def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
-    """Makes an EAGLE head in bf16. A layer has no experts, but as many parameters as a token uses in a layer of the
-    target. A projection of embedding and hidden state precedes the layers. Embeddings and output projection are the
-    target's.
+    """Makes an EAGLE draft model in bf16. Its first matrix projects a token's embedding and the target's hidden state
+    to the hidden size. Its num_layers layers follow. Each layer has as many parameters as the target uses for one token
+    in one of its layers, but no experts. Embeddings and output projection are those of the target.
     """
     layers = _bare(model.in_dtype("bf16"), num_layers, _active_layer_params(model) * num_layers + _projection(model, 2))
     return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)

@@ -39,8 +39,9 @@ class VisionEncoder:
     window_patches: int = 0
     """Number of patches of a window."""
     max_image_tokens: int = 0
-    """Maximum number of prompt tokens of one image, by the image processor's limit of pixels. 0: unknown; vLLM's
-    encoder cache then has room for as many tokens as one step computes."""
+    """Number of prompt tokens of the largest image. The image processor shrinks images with more pixels than its limit.
+    0: this number is not known, and vLLM's encoder cache has room for the tokens of one step.
+    """
 
     @property
     def patches_per_token(self) -> int:

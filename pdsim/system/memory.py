@@ -310,7 +310,9 @@ class Layout:
         return state_blocks(self.num_kv_layers, self.model.state.num_layers)
 
     def block_tokens(self, page_size: int) -> int:
-        """Number of tokens of vLLM's blocks for a requested page_size. A block must be large enough for a state."""
+        """Number of tokens of a vLLM block. page_size: the block size that the user gives. If the model has
+        linear-attention layers, vLLM makes blocks larger, so that one block holds a request's state of one layer.
+        """
         state = self.model.state
         if state is None:
             return page_size
@@ -406,7 +408,9 @@ def encoder_share(encoder: VisionEncoder) -> float:
 
 
 def default_max_running(pool_tokens: int, max_context_tokens: int) -> int:
-    """SGLang's default of max_running_requests."""
+    """SGLang's default of max_running_requests. pool_tokens: tokens that the KV pool holds. max_context_tokens: maximum
+    number of tokens of one request.
+    """
     by_context = int(pool_tokens / max_context_tokens * 512)
     return min(max(2048, min(by_context, 4096)), pool_tokens // 2)
 

@@ -110,15 +110,15 @@ def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> in
 
 
 class StateBlocks(NamedTuple):
-    """How vLLM's pool of blocks is shared by the KV of attention layers and the states of linear-attention layers. A
-    block holds KV or states of one group of layers (state_blocks).
+    """Division of vLLM's KV pool between attention layers and linear-attention layers. Each block holds KV or states of
+    one group of layers.
     """
 
     pages_per_state: int
     """Number of pages that the state of one request takes. A page is the set of blocks, one for each group of attention
     layers, that hold the KV of the same tokens."""
     padding: float
-    """Factor, at least 1: bytes of all blocks of a page, divided by the bytes of KV in them."""
+    """Bytes of the blocks that form a page, divided by the bytes of KV in these blocks. At least 1."""
 
 
 def state_blocks(num_attention_layers: int, num_state_layers: int) -> StateBlocks:

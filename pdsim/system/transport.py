@@ -75,8 +75,9 @@ class Transport:
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides into one descriptor."""
     pushes: bool = False
-    """True: a kernel writes all pages of a batch with one descriptor, also if the two sides divide heads
-    differently."""
+    """True: a GPU kernel writes the pages into the receiver's memory. A batch of pages then counts as one descriptor,
+    even if prefill and decode divide KV heads differently.
+    """
     sources: dict[str, str]
 
     @property

@@ -176,8 +176,9 @@ class Board:
         }
 
     def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
-        """A sentence that says that chance decides whether the SLO is met. Empty: slightly faster and slower messages
-        give the same verdict, or all numbers are far from their limits. row: the results of the run with `changes`.
+        """A sentence if the verdict on the SLO depends on chance: slightly faster and slower messages give different
+        verdicts. Empty: the verdicts are equal, or no number is near its limit. row: the results of the run with
+        `changes`.
         """
         own = outcome_of([row], slo)
         if not own.is_near:
@@ -248,7 +249,8 @@ def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One term of the SLO as the page shows it: the "goal" as text, its "values" and their "unit", and whether each
-    value meets the goal ("met"). rows: results of the run, then those with the fastest and slowest step times.
+    value meets the goal ("met"). rows: results of the run, then results with the fastest and with the slowest step
+    times.
     """
     readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
     values = [one.value if isfinite(one.value) else None for one in readings]

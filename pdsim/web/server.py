@@ -77,8 +77,9 @@ def _asset(name: str) -> Any:
 
 @web.middleware
 async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Refuses requests that reach this machine under the name of another site. A page of that site could otherwise read
-    the answers. handler: aiohttp's function that answers accepted requests.
+    """Refuses requests whose Host header names another site. Such requests come from a page of that site, if the site's
+    name was changed to this machine's address; the page could otherwise read the answers. handler: aiohttp's function
+    that answers accepted requests.
     """
     try:
         host = request.url.host

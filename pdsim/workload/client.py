@@ -335,7 +335,9 @@ class ClientDriver:
             self._send(spec)
 
     def _open(self) -> None:
-        """Begins the first sessions of a closed loop: all at once, or one after another over the ramp."""
+        """Begins the first sessions of a closed loop, one for each client. All sessions begin at once, or, if the
+        client has ramp_ns, one after another within this time.
+        """
         client = self._client
         assert isinstance(client, ClosedLoop)
         if client.duration_ns is not None:

@@ -25,7 +25,9 @@ class BlockRun:
     first_id: int
     """Hash id of the first block. The id of each further block is higher by 1."""
     stream: int
-    """Number of the token stream. Prompts share tokens if they have the same stream and offset."""
+    """Number of the token stream from which the blocks' tokens are taken. Prompts with the same stream and the same
+    offset begin with the same tokens.
+    """
     offset: int
     """Position in the stream of the first token of the first block."""
     num_blocks: int

@@ -25,7 +25,7 @@ class RequestSpec(NamedTuple):
     conversation.
     """
     think_ns: int = 0
-    """Pause in ns between the end of the last request in `after` and sending this request."""
+    """Pause in ns before the client sends the request. The pause begins when all requests in `after` have ended."""
     request_class: str = ""
     """Class of the request in the trace, for SLOs per class. Policies do not see it. Empty: no class."""
     session: int = -1

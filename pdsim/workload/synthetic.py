@@ -168,7 +168,7 @@ class SharedPrefixGroups:
     """SGLang's generated-shared-prefix: groups of prompts. The prompts of a group share a system prompt."""
 
     num_groups: int = 64
-    """Number of groups."""
+    """Number of groups of prompts."""
     prompts_per_group: int = 16
     """Number of conversations in each group."""
     system_prompt_tokens: int = 2048

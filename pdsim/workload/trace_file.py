@@ -27,7 +27,7 @@ class TraceError(InputError):
 
 
 LONGEST_LINE = 2**24
-"""Maximum number of characters of the first line that are read to detect the format."""
+"""Maximum number of characters that are read of a file's first line, to detect the file's format."""
 
 
 class InputWarning(UserWarning):
@@ -141,7 +141,7 @@ def _flatten(fields: Mapping[str, Any], into: dict[str, Any]) -> None:
 
 
 def json_lines(path: Path) -> Iterator[Line]:
-    """Yields the records of a file of JSON lines, or of a Parquet file, in which each row is a record."""
+    """Yields one Line per record of a trace. A record is a line of a JSON Lines file, or a row of a Parquet file."""
     if is_parquet(path):
         yield from parquet_rows(path)
         return
@@ -193,9 +193,9 @@ def _rows_of(found: dict[str, Any]) -> Any:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Returns a JSON value. Refuses Infinity and NaN in any field, because JSON has no such numbers. A number above all
-    floats (1e999) is JSON, and becomes infinity: only a field that pdsim reads must be finite. where: names the text in
-    messages.
+    """Returns a JSON value. Refuses Infinity and NaN, because JSON has no such numbers. JSON allows numbers that exceed
+    all floats, such as 1e999; the result then has infinity, which only the fields that pdsim reads must not have.
+    where: names the text in messages.
     """
     try:
         return from_json(text, allow_inf_nan=False)  # in half the time of json

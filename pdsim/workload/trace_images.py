@@ -1,5 +1,5 @@
-"""Places images in the prompts of a trace. Traces do not say where the images stand, so each prompt is assumed to end
-with its new images.
+"""Places images in the prompts of a trace. Traces do not say where the images stand. Each prompt is assumed to end with
+the images that its row names.
 """
 
 from collections.abc import Sequence

@@ -33,8 +33,9 @@ _LEAST_GAP = 2
 """Minimum mean difference of whole-number times that are taken as ms. If it is smaller, the times are taken as s,
 because in ms there would be over 500 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
-"""Units of times since 1970, each with a limit. Times below the limit, and not below the limit before, are in this
-unit."""
+"""Units of times since 1970, from the longest unit to the shortest. Each has a limit; times are in the first unit whose
+limit they do not reach.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,8 +391,8 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Returns the number of tokens per block: as a row says, or else a number that fits all rows' lengths and numbers
-    of ids. Raises TraceError if no number fits.
+    """Returns the number of tokens per block. A row may give this number. Otherwise the number follows from the prompt
+    lengths and the numbers of block ids in all rows. Raises TraceError if no number fits all rows.
     """
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:

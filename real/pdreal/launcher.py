@@ -111,7 +111,8 @@ class Launcher:
         priority: int = 0,
     ) -> Request:
         """Sends a request. Iterating over the returned Request yields its tokens. prompt_ids: token ids of the prompt.
-        request_id: None takes the next free id. priority: for scheduling policies (QueuedRequest.priority).
+        sampling: how tokens are drawn, and when the output ends. request_id: None takes the next free id. priority: for
+        scheduling policies (QueuedRequest.priority).
         """
         if request_id is None:
             request_id = self._num_requests
@@ -140,8 +141,8 @@ class Launcher:
         self._tell_router(m.FlushCache())
 
     def load(self) -> dict[str, Levels]:
-        """Returns the levels of each running instance, which are its numbers of requests and of pages by state. They
-        are at most about one second old.
+        """Returns the numbers of requests and of pages by state (Levels) of each running instance, by the instance's
+        name. The numbers are at most about one second old.
         """
         return dict(self._instances.levels)
 

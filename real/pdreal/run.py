@@ -129,8 +129,8 @@ async def run(
 ) -> RealRun:
     """Runs requests of a resolved scenario. Returns when every request has ended and every process is gone.
 
-    progress: called with the number of ended requests when one ends. reference: output token ids of the requests
-    without drafts, by request id, which accepted drafts repeat.
+    progress: called with the number of ended requests when one ends. reference: output token ids of a run without
+    drafts, by request id; the drafts that the run accepts are these tokens.
     """
     real = RealRun()
     clients = Clients(scenario, requests, options, progress=progress, reference=reference)

@@ -23,7 +23,9 @@ _TOKENS, _TOKENS_FP32 = 64, 32
 """Context tokens that a program reads per step of its loop. Of 13 tilings these were the fastest on an H200, with 128
 to 2,048 tokens and contexts to 8,192."""
 _PROGRAMS = 3
-"""Number of programs that are launched per multiprocessor. Two of them run at once."""
+"""Number of programs that are launched per multiprocessor. A multiprocessor runs two at a time; the third begins when
+one of them ends.
+"""
 
 
 class Tile(NamedTuple):

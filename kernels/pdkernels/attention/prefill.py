@@ -129,8 +129,9 @@ def packed_prefill_kernel(
 
 
 def is_fastest(query: torch.Tensor, num_new: Sequence[int]) -> bool:
-    """True if packed_prefill is the fastest kernel for these sequences. With few programs, a kernel that splits
-    contexts over more programs is faster.
+    """True if packed_prefill is the fastest kernel for these sequences. It starts one program per block of new tokens
+    and query head. If these are fewer than half of the GPU's multiprocessors, a kernel that also divides contexts among
+    programs is faster.
 
     Args: num_new: new tokens of each sequence.
     """

@@ -118,8 +118,8 @@ def join_kernel(
 
 
 class DecodeWorkspace:
-    """Divides a batch into shares, and has memory for the results. A workspace is made once, for the largest batch,
-    because captured graphs keep its addresses.
+    """Divides the KV of a decode batch into equal shares, one for each of the programs that run at once, and has memory
+    for their results. A workspace is made once, for the largest batch, because captured graphs keep its addresses.
 
     Args:
         batch: maximum number of sequences.
@@ -183,8 +183,9 @@ class DecodeWorkspace:
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
 
     def join(self, output: torch.Tensor) -> None:
-        """Writes the results of those sequences that attention has not written yet: of sequences that lie in several
-        shares, from their parts, and zeros for sequences without tokens. output: [batch, query_heads, head_dim].
+        """Writes the results that the attention kernel has not written yet. For a sequence that lies in several shares,
+        combines the results of its parts. For a sequence without tokens, writes zeros. output: [batch, query_heads,
+        head_dim].
         """
         join_kernel[(self.query_heads, self.batch)](
             self.parts,

@@ -64,7 +64,9 @@ def writers_of(case: Case) -> int:
 
 
 def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's gather kernel alone. module: SGLang's, from `load`. All tables are made beforehand."""
+    """Returns calls that launch only SGLang's gather kernel, one per place in memory. All tables of addresses are made
+    beforehand. module: SGLang's module, as `load` returns it. case: sizes to measure. memory: pages and staging.
+    """
     return [_kernel_call(module, case, memory, pages, offset, 1, "gather") for pages, offset in memory.rotation()]
 
 

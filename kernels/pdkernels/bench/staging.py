@@ -1,4 +1,4 @@
-"""Measures gather and scatter by our kernels, by simpler ways, and by SGLang's kernels."""
+"""Measures gather and scatter: with pdkernels, with plain torch and CUDA copies, and with SGLang's kernels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,8 +28,9 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all measurements share: memory, SGLang's module (None: no sglang), largest measured copy bandwidth (bytes
-    read plus written), and times in us of copies that were measured, by their bytes.
+    """Memory and results that all measurements of gather and scatter share. arena: memory for pages and staging.
+    sglang: SGLang's module; None: SGLang is not measured. peak_bytes_per_us: largest measured copy bandwidth, bytes
+    read plus bytes written. copies: times in us of the copies measured so far, by their bytes.
     """
 
     arena: Arena
@@ -68,8 +69,8 @@ class Bench:
 
 
 def copy_us(arena: Arena, payload: int) -> float:
-    """Measures a device-to-device copy of `payload` bytes, in us. As for the kernels, calls rotate over several places
-    in memory.
+    """Measures a device-to-device copy of `payload` bytes, in us. Each call copies between other places in memory, so
+    that the L2 cache does not help.
     """
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
@@ -106,8 +107,8 @@ def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
 
 
 def _best_of_two(case: Case, variants: dict[str, list[Call]], repeats: int) -> dict[str, dict[str, float]]:
-    """Measures all variants twice. Returns for each variant the smaller median of each time, by field of Row. The first
-    variant runs on a device that has been idle, which makes it slow.
+    """Measures all variants in two rounds, because the first variant of the first round runs on an idle device, which
+    is slow. Returns, for each variant, the smaller median of the two rounds for each of its times, by field of Row.
     """
     best: dict[str, dict[str, float]] = {variant: {} for variant in variants}
     for _ in range(2):
@@ -172,8 +173,8 @@ def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
-    """Measures the bandwidth by the number of programs, and yields a row for each measurement. Each program runs on a
-    multiprocessor of its own, as long as there are enough.
+    """Measures gather and scatter with different numbers of programs, and yields a row for each number. Each program
+    has a multiprocessor of its own, unless there are more programs than multiprocessors.
     """
     case = Case(MODELS[1], 16384, 16, 4, 1)
     for side in SIDES:

@@ -104,7 +104,9 @@ def push(
 
 
 class _Push:
-    """A push with all arguments that stay the same from call to call."""
+    """A prepared launch of the kernel that copies pages of one pool straight into pages of another pool. The pools,
+    heads and tiling stay the same for all calls.
+    """
 
     def __init__(
         self,

@@ -104,9 +104,11 @@ def _of_log(rows: Rows) -> GpuSlowdown:
 
 
 def utilisations(rows: Rows, memory_ns: float) -> Floats:
-    """Mean utilisation of the GPU during each forward of a log, as GpuClock averages it. memory_ns: its time constant.
+    """Mean utilisation of the GPU during each forward of a log, by the exponential average of GpuClock. memory_ns: time
+    constant of the average in ns.
 
-    The first forward finds a rested GPU. Forwards that the log says to overlap ran one after another.
+    The GPU is assumed to be idle for long before the first forward. If the log's times of two forwards overlap, the
+    second is assumed to begin when the first ends.
     """
     ends_ns, times_ns = 1e9 * rows.columns["end_s"], rows.columns["time_ns"]
     means = np.empty_like(times_ns)

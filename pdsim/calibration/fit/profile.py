@@ -52,8 +52,10 @@ LEAST_NS = 1e-6
 """Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
 _LONG_TOKENS = 1024
 _TILE_TOKENS = 256
-"""Matrix kernels compute tiles of up to this many tokens, and one token more needs another wave of tiles. With fp8 on
-an H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048 tokens 31 ms (experiments/sglang-llama)."""
+"""Matrix kernels compute tiles of up to this many rows. A forward with one more token needs further tiles, which take
+about as long as full tiles. With fp8 on an H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048
+tokens 31 ms (experiments/sglang-llama).
+"""
 _MOSTLY_ROUND = 0.9
 _RANGES = {
     "prefill": {"prefill_new_tokens": "new_tokens", "prefill_context_tokens": "context_tokens"},
@@ -175,8 +177,8 @@ def _count_round_lengths(rows: Rows) -> tuple[int, int]:
 
 
 def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: float = 1) -> dict[str, Any]:
-    """The content of a profile file. command: the command that made the profile. host_slowdown: factor by which
-    simulated host work is slower than measured.
+    """The content of a profile file. made: the fitted times. name: name of the profile. command: the command that made
+    the profile. host_slowdown: factor by which simulated host work is slower than measured.
     """
     network = {
         "transports": {
@@ -291,9 +293,9 @@ def _prefill(made: Calibration) -> dict[str, Any]:
 
 
 def _loop_ns(made: Calibration) -> machine.Times:
-    """Fields of the profile's section `host`: CPU times in ns of the prefill loop and of the decode loop. If no host
-    row times launches, but a server's log shows them, `launch` is the log's time plus `start`, because `launch` counts
-    from the choice of the forward.
+    """Fields of the profile's section `host`: CPU times in ns of the prefill loop and of the decode loop. The field
+    `launch` comes from the host rows, or else from the launches in a server's log. The log's time begins after the loop
+    has chosen the forward, so the field `start` is added to it.
     """
     times_ns = machine.loop_ns(made.host_ns) | machine.rest_ns(made.measurements, made.fits["decode"])
     shown_ns = launch_ns(made.fits["prefill"])
@@ -319,8 +321,8 @@ def _decode(fitted: FittedForm) -> dict[str, Any]:
 
 
 def _graphs(fitted: FittedForm) -> dict[str, Any]:
-    """Fields of the profile about CUDA graphs, if every measured decode row names the size of its graph; else none.
-    Larger batches are assumed to run in larger graphs.
+    """Fields of the profile about CUDA graphs. Empty: some rows do not name the size of their graph. The profile's
+    eager_layer is 0, so a batch larger than all measured graphs is timed as if it ran in a graph.
     """
     sizes = np.unique(fitted.rows.columns.get("graph", 0))
     if not sizes.all():

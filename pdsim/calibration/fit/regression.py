@@ -180,8 +180,8 @@ def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
-    """The terms of a transfer. overlap: share by which posting descriptors and moving bytes overlap. If all rows have
-    the same number of descriptors, the time of posting them counts as part of the time of a batch.
+    """The formula for the time of a batch of pages. overlap: share by which posting descriptors and moving bytes
+    overlap. If all rows have the same number of descriptors, the batch's fixed time includes the time of posting them.
     """
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]

@@ -68,8 +68,8 @@ _HOST_ROLES: dict[str, Literal["prefill", "decode"]] = {
 time depends on their number.
 """
 OF_PAIRS = ("host", "sending", "handover")
-"""Kinds of rows that a prefill and a decode instance measure together. If there are no rows with the wanted number of
-ranks, rows with one rank each are used.
+"""Kinds of rows that a prefill and a decode instance measure together. If no such row was measured with the number of
+ranks that is asked for, rows of instances with one rank stand in.
 """
 _MOST = 1e18
 """Largest value that a row may have in any column. Sums of squares of larger numbers are not finite."""

@@ -64,7 +64,7 @@ class Session:
     num_rows: Counter[str] = field(default_factory=Counter)
     """Number of measured rows, by their kind."""
     loads: list[dict[str, Any]] = field(default_factory=list)
-    """The measured runs of loads, as `play` returns them."""
+    """Results of the load tests, one per test, as `play` returns them."""
     notes: list[str] = field(default_factory=list)
     """Sentences on parts that were left out, and on disturbances."""
     interrupted: bool = False
@@ -161,8 +161,8 @@ class Session:
                 self._settle()
 
     def _settle(self) -> None:
-        """Waits until the server has ended all streams of the probe before, so that the next probe runs alone and
-        within the maximum concurrency.
+        """Waits until the server has ended all streams of the previous probe. The next probe then runs alone, and the
+        number of requests in flight stays within its maximum.
         """
         end_s = time.monotonic() + _MOST_SETTLE_S
         time.sleep(_SETTLE_S)
@@ -288,8 +288,8 @@ def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Gaps between tokens in ms. requests: as `play` returns them. The tokens of one event share the time since the
-    event before.
+    """Yields the gaps between tokens in ms. A streamed event may have several tokens; the time between two events is
+    then divided equally among them. requests: events and tokens of each request, as `play` returns them.
     """
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))

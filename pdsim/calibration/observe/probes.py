@@ -225,8 +225,8 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 
 class Enough:
-    """Callback for the events of several streamed completions at once (OnEvent). It ends all completions together, as
-    soon as each has had num_events events since the last of them began.
+    """Callback for the events of several streamed completions at once (OnEvent). Counts events from the time when every
+    completion has its first event. When each completion has num_events further events, ends all completions.
     """
 
     def __init__(self, num_streams: int, num_events: int) -> None:

@@ -208,7 +208,9 @@ class ServerClient:
         return completion
 
     def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
-        """Adds an event to the completion. Returns True if the event has tokens. now_ns: when the event arrived."""
+        """Adds an event of the stream to the completion. Returns True if the event brings output tokens, False if it
+        brings only counts or the end. now_ns: when the event arrived.
+        """
         if "error" in event:
             raise ServerError(f"{self.url}: {_message(event)}")
         if isinstance(usage := event.get("usage"), dict):
@@ -241,8 +243,8 @@ class ServerClient:
         }
 
     def require_streams(self) -> list[str]:
-        """Streams one short completion to find optional fields that the server refuses. Later requests leave them out.
-        Returns their names.
+        """Checks that the server streams completions, with one short completion. Optional request fields that the
+        server refuses are left out of this and all later requests. Returns the names of these fields.
 
         Raises ServerError if the server refuses the completion for another reason.
         """

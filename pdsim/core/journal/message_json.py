@@ -61,7 +61,9 @@ VALUES = {kind: _values_in(kind) for kind in TYPES.values()}
 PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 LONG = 12
-"""Minimum length of sequences of integers that are written as runs (first integer and length)."""
+"""Minimum length of an integer sequence that is written as runs: pairs of the first integer and the length of
+consecutive integers.
+"""
 _LEAST_MEAN = 4
 """Ids are written as runs of consecutive integers only if the runs have at least this length on average. With shorter
 runs, the text would be longer than that of the integers themselves.

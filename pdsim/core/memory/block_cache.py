@@ -35,7 +35,9 @@ class BlockCache(RadixCache):
                 self._offer(step)
 
     def drop_twins(self, node: Node, holder: object) -> None:
-        """Frees the copies of pages that a lock's holder has for nodes on the path to `node`."""
+        """Frees the twins of a lock's holder (pages with the same tokens as cached pages) for all nodes on the path
+        from the root to `node`.
+        """
         step: Node | None = node
         while step is not None:
             for twin in step.twins:

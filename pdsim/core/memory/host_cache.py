@@ -212,8 +212,9 @@ class HostCache:
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
-        """Makes a locked host node for a node of the GPU's tree. pages: True: also copies the node's pages to host
-        memory; without room for these, makes no host node. False: the host node has no pages.
+        """Makes a locked node in the host cache's tree for a node of the GPU's tree. pages: True: also copies the
+        node's pages to host memory; if host memory has no room for the pages, makes no host node. False: the host node
+        has no pages.
         """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:

@@ -203,8 +203,8 @@ class KvCache:
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
-        """Returns the states that a computed chunk has left. For each: (number of the prompt's first tokens whose state
-        it is, its pages).
+        """Returns the linear-attention states that a computed chunk has left in the cache, as pairs: the number of
+        prompt tokens that the state covers, and the state's pages.
         """
         return []
 
@@ -260,7 +260,7 @@ class KvCache:
             self.prefetcher.stop(request_id)
 
     def grow(self, lease: Lease, num_pages: int) -> None:
-        """Adds num_pages pages to a lease. The caller has checked num_available_pages."""
+        """Adds num_pages pages to a lease. The caller must make sure that num_available_pages is at least num_pages."""
         if num_pages:
             lease.table += self.allocate(num_pages)
 

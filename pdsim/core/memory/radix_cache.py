@@ -84,7 +84,7 @@ class Node:
     last_access: int
     num_hits: int = 0
     num_inserts: int = 0
-    """Number of whole prompts and outputs that were inserted through this node. Counted only with host memory."""
+    """Number of inserted prompts and outputs that contain this node's tokens. Counted only with host memory."""
     locks: int = 0
     readers: int = 0
     walk: int = 0

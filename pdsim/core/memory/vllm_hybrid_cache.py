@@ -353,5 +353,7 @@ class VllmHybridCache(KvCache):
         return {state for lease in leases if isinstance(lease, HybridBlocksLease) for state in lease.states}
 
     def state_pages(self, leases: Sequence[Lease]) -> list[int]:
-        """Pages of all states that leases hold or that the cache keeps. Each page appears once."""
+        """Pages of all linear-attention states: those that leases hold, and those that no request uses but the cache
+        keeps. Each page appears once.
+        """
         return [page for state in [*self.held_states(leases), *self.unused] for page in state.pages]

@@ -102,8 +102,8 @@ class MicroBatches(Generic[RequestT]):
         self.turn = (self.turn + 1) % len(self.batches)
 
     def begin(self, step: Step) -> Step:
-        """Begins a step of the micro-batch whose turn it is. Returns the step with the ids of all running requests of
-        the micro-batch in `joined`.
+        """Begins `step`, a step of the micro-batch whose turn it is. Returns a copy of `step`. In the copy of a decode
+        step, the field `joined` has the ids of all running requests of the micro-batch.
         """
         batch = self.batches[self.turn]
         self._under_way.append(self.turn)

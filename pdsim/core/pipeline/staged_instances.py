@@ -32,7 +32,9 @@ def _is_in_forward(request: Request) -> bool:
 
 
 def _computed(step: m.Step) -> Iterator[tuple[int, bool]]:
-    """Yields (request_id, whether it gets a token) for each request that a step of a micro-batch computes."""
+    """Yields a pair for each request that a step of a micro-batch computes: the request's id, and True if the step
+    gives the request a token.
+    """
     prefill = step.prefill if isinstance(step, m.MixedStep) else step
     decode = step.decode if isinstance(step, m.MixedStep) else step
     if isinstance(prefill, m.PrefillStep):
@@ -220,7 +222,7 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _closing(self) -> list[DecodeRequest]:
-        """Ended requests that still hold their pages."""
+        """Requests that have ended, but hold their pages until a step that is under way has ended."""
         return [request for batch in self._late_batches for request, _ in batch.closing]
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
@@ -242,9 +244,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         return [*stale, *super().on_step_done(step, replace(result, ended=ended), now_ns)]
 
     def _give_stale_tokens(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Gives the tokens of a step to requests that were preempted while the step was under way, and ends those in
-        `outputs` (0.33.0, v1/core/sched/scheduler.py:2338). outputs: the output tokens of requests that end, by request
-        id.
+        """Handles the result of a step for requests that were preempted while the step was under way: each gets its
+        token, and those in `outputs` end (0.33.0, v1/core/sched/scheduler.py:2338). Returns the commands for this.
+        outputs: all output tokens of each request that ended in the step, by request id.
         """
         commands: list[m.Command] = []
         for request_id, has_token in _computed(step):

@@ -49,8 +49,8 @@ class PrefillInstance:
         taker: KvTaker | None = None,
         sizer: ChunkSizer | None = None,
     ) -> None:
-        """taker: receives KV that decode sends back; None: decode sends none. sizer: sizes the later chunks of long
-        prompts; None: these chunks may fill whole forwards.
+        """taker: receives KV that decode sends back; None: decode sends none. sizer: determines the size of each chunk
+        of a long prompt after its first chunk; None: each chunk may fill a forward.
         """
         self.instance_id = instance_id
         self.cache = cache
@@ -341,8 +341,9 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """Id of the latest parked request (computed, but without pages on decode), if all requests that hold slots are
-        parked and a request waits that has a grant. None: no parked request must give way. SGLang instead waits for a
+        """Id of the parked request that must give its slot to a request with a grant. A parked request is computed, but
+        has no grant of pages on decode. A parked request must give way if parked requests hold all slots and a request
+        with a grant waits; the latest one gives way. None: no request must give way. SGLang instead waits for a
         timeout.
         """
         ungranted = self._bootstrap.ungranted.keys()
@@ -368,8 +369,9 @@ class PrefillInstance:
     # Giving up.
 
     def _give_up(self, request_id: int) -> list[m.Command]:
-        """Stops serving a request, and returns messages that stop its transfer. Its computed pages stay cached. It
-        holds its slot and pages until forward and transfer end.
+        """Stops serving a request. Returns messages that stop its transfer. A forward that computes the request and a
+        transfer that sends it still run to their end, and until then the request holds its slot and pages. Its computed
+        pages stay cached.
         """
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)

@@ -29,8 +29,8 @@ class _Binding:
 
 
 class SessionBindings:
-    """The instance of each session. A binding lasts while the session has requests at the instance, and for ttl_ns
-    after the last request has ended.
+    """Instances to which sessions are bound. A binding lasts while the session has requests at the instance, and for a
+    time (the argument ttl_ns of `instance_of`) after the last request has ended.
     """
 
     def __init__(self) -> None:

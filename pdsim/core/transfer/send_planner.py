@@ -117,7 +117,7 @@ class RankPairLayout:
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """Sums an amount over all pairs of ranks. amount: amount of one pair."""
+        """Sum over all pairs of ranks. amount: of a pair with the most layers. Pairs with fewer layers count less."""
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
@@ -341,7 +341,7 @@ class SendPlanner:
         return min(self._staging.cell_pages, num_pages) * self._layout.page_bytes * self._layout.num_writers
 
     def with_cached(self, request: PrefillRequest, now_ns: int) -> list[Command]:
-        """Returns units that send a prompt's cached prefix when its first chunk begins."""
+        """Returns commands that send the KV of a prompt's cached prefix, when the prompt's first chunk begins."""
         if request.num_cached_tokens <= request.cursor.num_sent_tokens:
             return []
         num_loading_tokens = request.lease.num_loaded * self._layout.page_size

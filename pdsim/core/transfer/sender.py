@@ -37,7 +37,7 @@ class _Queue:
 
 
 _EMPTY = Watermark()
-"""Watermark of a decode instance from which no watermark has arrived."""
+"""Watermark for decode instances that have not yet reported how far their staging ring is free."""
 
 
 class Sender:

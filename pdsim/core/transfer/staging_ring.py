@@ -44,7 +44,9 @@ class Watermark(NamedTuple):
 
 
 def may_write(span: Span, watermark: Watermark) -> bool:
-    """True if the watermark shows that no lent bytes overlap the span."""
+    """True if the watermark shows that earlier holders of the span's bytes have given all of them back, so that a
+    writer may write to the span.
+    """
     if span.round == 0 or span.round - 1 < watermark.round:
         return True
     return span.round - 1 == watermark.round and span.end <= watermark.offset

@@ -26,7 +26,9 @@ _WAIT = m.Wait()
 class _Part:
     asked: m.EncodeMedia
     request: Request
-    """Stands for the part in the scheduler: a request whose prompt consists of the part's images or audio clips."""
+    """The request by which the scheduler handles this part of a client's request. Its prompt consists of the images or
+    audio clips in `asked`.
+    """
 
 
 class VllmEncodeInstance:

@@ -287,8 +287,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return num_pages + self._cache.num_state_pages(start, start + num_tokens, _prefill_end(request))
 
     def _limit_beside(self, num_running: int) -> int:
-        """Maximum tokens of one prompt in a step with num_running decoding requests. A request that is alone has no
-        limit.
+        """Maximum number of tokens that a step computes of one prompt. UNLIMITED: the prompt is the instance's only
+        request, or the limit is off. num_running: number of requests that decode in the step.
         """
         if self._prompt_tokens == UNLIMITED:
             return UNLIMITED

@@ -160,7 +160,9 @@ def engine_of_image(image: str) -> str | None:
 
 
 def _named(name: str, around: Container) -> Container:
-    """`around` with the role that `name` contains. `around` unchanged, if `name` does not contain exactly one role."""
+    """Returns `around` with the role whose name `name` contains. Returns `around` unchanged if `name` contains no role,
+    or several.
+    """
     found = [role for role in _ROLES if role in name.lower()]
     return replace(around, role=found[0]) if len(found) == 1 else around
 

@@ -64,9 +64,10 @@ Reader = Callable[[Read, Value], None]
 
 
 def difference(read: Read, first: Read) -> str:
-    """Compares the options of a server with those of the first server of its role, which count for all servers of the
-    role. Says which options of the server are therefore ignored, and which of the first server's are added. read:
-    options of the server. first: options of the first server. Empty: no difference.
+    """Says how the options of a server differ from those of the first server of its role. pdsim gives all servers of a
+    role the options of the first one. The text names the server's own options, which are ignored, and the options that
+    it gets from the first server. Empty: no difference. read: options of the server. first: options of the first
+    server.
     """
     own = {text.split()[0] for text in read.understood}
     lost = [text for text in read.understood if text not in first.understood]

@@ -36,8 +36,8 @@ def _draft_tokens(read: Read, value: Value) -> None:
 
 
 def _missing_options(read: Read, value: Value) -> None:
-    """Notes that the file of further options that an option names (`value`) was not found. If the file is found, the
-    options in it are read in place of this option.
+    """Adds a note to `read` that an options file was not found. value: the name of the file. Called only for missing
+    files, because the options of a file that was found are read instead of the option that names the file.
     """
     read.aside.append(f"options of {text_of(value)}: there is no such file beside the command; defaults count")
 

@@ -156,8 +156,9 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
-    """True if no request was left out of the token counts as warm-up or cool-down. Only then are rates of tokens right,
-    because the report divides by the time of all requests.
+    """True if the report counts the tokens of all completed requests. False: it leaves out requests of the warm-up or
+    cool-down, so its tokens per second are too few. metrics: the report's section with the number of completed
+    requests. stats: its section with the token counts.
     """
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")

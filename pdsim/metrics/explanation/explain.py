@@ -39,8 +39,8 @@ class StageTimes:
 
 
 def _by_stages(requests: Columns) -> list[tuple[Stages, Array]]:
-    """Pairs of a table of stages and the row numbers of the requests that pass through these stages. Without requests:
-    STAGES without rows.
+    """Groups requests by the stages that they pass through. Returns pairs: stages, and the row numbers of the requests
+    with these stages. Without requests: one pair, STAGES without rows.
     """
     granted_ns = requests["admitted_ns"]
     is_aggregated = requests.are_same("prefill_id", "decode_id") & ~requests.having("prefill_id", "")

@@ -46,8 +46,8 @@ class Failure:
     relief: str
     """Fields of the scenario that would prevent such failures. Empty: none would."""
     is_wanted: bool
-    """True: the scenario asks for such failures, by faults, by clients that abort, or by a router that refuses
-    requests.
+    """True: the scenario itself causes failures with this reason. It has faults, clients that abort requests, or a
+    router that refuses requests.
     """
     example: int
     """Id of the first request that failed for this reason."""

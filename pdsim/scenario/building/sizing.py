@@ -217,8 +217,8 @@ def with_state_blocks(scenario: Scenario) -> Scenario:
 
 
 def _check_connectors(scenario: Scenario) -> None:
-    """Raises ConfigError if a role has LMCache or KVBM, and vLLM cannot start the model with it, or stores the KV in a
-    way that pdsim does not model.
+    """Raises ConfigError if a role has the connector LMCache or KVBM, and vLLM either does not start the model with
+    this connector, or then stores KV in a way that pdsim does not model.
     """
     model = load_model(scenario.model)
     wrong = ""

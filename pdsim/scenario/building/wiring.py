@@ -361,11 +361,11 @@ def placed(scenario: Scenario) -> dict[str, int]:
 
 
 def topology(scenario: Scenario, wire: RankPairLayout) -> Topology:
-    """The links between prefill and decode instances. wire: how KV is laid out between their ranks. GPUs are numbered
-    one after the other, prefill first, and each group of gpus_per_nic consecutive GPUs shares a NIC, even if the GPUs
-    belong to different instances.
+    """The links between prefill and decode instances, with their bandwidths. GPUs are numbered in order, those of
+    prefill first. Each gpus_per_nic GPUs with consecutive numbers share a NIC, even if they belong to different
+    instances. wire: how KV is laid out between prefill and decode ranks.
 
-    If decode returns KV, the same number of decode ranks sends as receives.
+    If decode returns KV to prefill, the decode ranks that receive KV also send it.
     """
     network, engine = scenario.network, transport(scenario)
     gpus_per_link = network.gpus_per_nic if engine.link == "nic" else 1

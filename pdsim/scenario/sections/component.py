@@ -1,8 +1,9 @@
-"""Components of a scenario file by name: policies, cost models, workloads and clients. A file has `fcfs`, or `{use:
-"my_module:MyPolicy", patience: 5 s}`.
+"""Reads components of a scenario file: policies, cost models, workloads and clients. A file names a component, such as
+`fcfs`, or gives a mapping, such as `{use: "my_module:MyPolicy", patience: 5 s}`.
 
-A component is a dataclass whose fields are its settings. Names are those of the tables below, or import paths; nothing
-is registered. In a file, a field with a unit has no unit in its name: patience_ns is written `patience: 5 s`.
+A component is a dataclass whose fields are its settings. A component's name stands in a table of this module, or is an
+import path; nothing is registered. In a file, a field with a unit has no unit in its name: patience_ns is written
+`patience: 5 s`.
 """
 
 import importlib

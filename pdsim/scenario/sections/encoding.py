@@ -35,8 +35,8 @@ class EncodeSettings(Section):
     """
 
     def wrong_for(self, engine: str) -> str:
-        """Names a setting that the engine lacks. Empty: there is none. Scenario files that pdsim writes have all
-        fields, so a field with its default counts as not given.
+        """Returns a message if a setting is given that the engine lacks. Empty: all settings fit the engine. A field
+        with its default value counts as not given, because scenario files that pdsim writes contain all fields.
         """
         if engine == "vllm" and not self.transport.startswith("nixl"):
             return "encode.transport: vLLM's servers read embeddings with NIXL (ECCPUConnector); give nixl-rdma"

@@ -103,8 +103,8 @@ def in_words(docstring: str | None) -> str:
 
 
 def _body(kind: type[Any]) -> list[ast.stmt]:
-    """The statements of a class of pdsim, read from its source file. A compiled module has its source file in the same
-    folder.
+    """Returns the statements in the body of a class, read from its source file. The source file exists for compiled
+    modules, too. Empty: the class is not pdsim's.
     """
     package, *path = kind.__module__.split(".")
     if package != __package__.partition(".")[0]:

@@ -82,7 +82,7 @@ class SeenTimes(NamedTuple):
     """
 
     usual: dict[str, Any]
-    """Times of a usual server of this kind. Fields that are left out keep their defaults."""
+    """Times of a typical server with this kind of front end. Fields that are left out keep their defaults."""
     fast: dict[str, Any]
     """Those times of the fastest servers of this kind that differ from the times in `usual`."""
     slow: dict[str, Any]

@@ -395,7 +395,7 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """
     priority_preemption_threshold: int | None = Field(default=None, ge=0)
     """A request preempts a running request whose priority is lower by more than this number
-    (--priority-scheduling-preemption-threshold). None: 10 with priorities; without priorities there is no preemption.
+    (--priority-scheduling-preemption-threshold). None: 10 if the scenario has priorities; otherwise no preemption.
     """
     overlap: bool = True
     """True: the scheduler chooses a step when the step before begins. False: --disable-overlap-schedule."""

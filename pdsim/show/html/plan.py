@@ -125,7 +125,9 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _figures(plan: Row) -> list[FigureBlock]:
-    """Figures of prices, and of load and queue over time. Two figures stand side by side, so their number is even."""
+    """Figures of prices, and of load and queue over time. Their number is even, because the page shows figures in
+    pairs.
+    """
     prices, found = _prices(plan), plan["busiest"]
     if found is None:
         return prices

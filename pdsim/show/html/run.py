@@ -164,7 +164,9 @@ def _subtitle(run: ReportedRun) -> str:
 
 
 def _cards(run: ReportedRun) -> list[Card]:
-    """Cards with those numbers that are known. Results of other tools may lack some."""
+    """The numbers in large type at the top of a run's page: throughput, output tokens, TTFT, TPOT and latency. Numbers
+    that the summary lacks are left out, because other tools do not report all of them.
+    """
     summary, ranged = run.summary, run.ranges
     cards = []
     if "request_throughput" in summary:

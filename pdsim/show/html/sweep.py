@@ -160,8 +160,9 @@ def _knobs(fields: dict[str, list[Any]]) -> list[str]:
 
 
 def _series(point: PointResult, fields: dict[str, list[Any]]) -> str:
-    """Name of the series to which a point belongs, made of the values of its fields. fields: values of each field that
-    varies. Fields are added, P:D first, as long as there are few series.
+    """Name of the series to which a point belongs, such as "P:D 1:2, tp 4". The name consists of the point's values of
+    some varying fields. P:D comes first; further fields are added until there would be too many series. fields: values
+    of each field that varies.
     """
     knobs = sorted(_knobs(fields), key=lambda field: field != _RATIO)
     name: list[str] = []
@@ -246,8 +247,9 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Heat maps over the numbers of prefill and decode servers. If these do not vary: over the first two fields that
-    do. fields: values of each field that varies. Empty: fewer than two fields vary, or one has too many values.
+    """Heat maps over the numbers of prefill and decode servers, or, if these numbers do not vary, over the first two
+    fields that vary. Empty list: fewer than two fields vary, or a field has too many values. fields: values of each
+    field that varies.
     """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004

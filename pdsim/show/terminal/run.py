@@ -154,8 +154,8 @@ def _pace(scenario: Scenario) -> str:
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
-    """The measurement that would make the range of a run smaller. None: the run has no range. The range is that of the
-    step times that measured kernels allow.
+    """The measurement that the user can make on one server to narrow the range of a run's numbers. None: the run has no
+    range. The range comes from the fastest and slowest step times that measured kernels allow.
     """
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 

@@ -149,10 +149,11 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table of points. slo: name of the SLO whose goodput is shown; empty: none. wanted: the same SLO, which
-    chooses the percentile of latencies.
+    """Prints a table of points. slo: name of the SLO whose goodput is shown; empty: no goodput is shown. wanted: the
+    SLO of this name, which determines the percentile of the latencies shown.
 
-    On a narrow terminal, first columns are left out, then titles are narrowed, then confidence intervals are left out.
+    If the terminal is narrow, columns are left out. If this does not suffice, titles are narrowed; then confidence
+    intervals are left out.
     """
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))

@@ -40,7 +40,7 @@ _VISIBLE_LOAD = 1.5
 _REASON = 26
 """The text of a failure's reason is wrapped to lines of at most this number of characters."""
 _FEW = 3
-"""Arrivals count as a burst only if they are at least this many requests."""
+"""Minimum number of requests for which the text speaks of a burst of arrivals."""
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:

@@ -283,7 +283,7 @@ class Actor(Driver):
         self._host.when_free(self._advance, None, self._order)
 
     def go_at(self, pace: float) -> None:
-        """Sets the loop's speed. pace: the speed as a share of the normal speed."""
+        """Sets the speed of the instance's scheduler loop. pace: the speed as a share of the normal speed."""
         self._host.go_at(pace)
 
     def _on_result(self, result: m.Result) -> None:

@@ -130,9 +130,10 @@ class CountingExecutor(Executor):
 
 
 class SpeculativeExecutor(CountingExecutor):
-    """Takes the place of draft and target model: decides how many draft tokens are accepted.
+    """Takes the place of the draft model and the target model: determines how many drafts each step accepts.
 
-    In each step, a sequence gets as many tokens as the next number of `accepted` says, but no more than it lacks.
+    In each step, a sequence gets the next number of tokens that `accepted` yields for it, but no more than the tokens
+    up to the end of its output.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:

@@ -111,15 +111,17 @@ class Turns(Lockstep):
         self._chosen[rank.instance.instance_id] = deque()
 
     def wake(self) -> None:
-        """Begins a turn, in which each rank chooses a step, after the other events of this instant. No effect unless
-        the server rests: unless all its ranks wait for a message.
+        """Begins a turn, in which each rank chooses a step, if all ranks of the server wait for a message. Otherwise
+        does nothing. The turn begins after the other events of this instant.
         """
         if self._rests:
             self._rests = False
             self._timeline.after(0, self._wake, order=self._order)
 
     def answer(self, rank: StagedRank, chosen: m.Step | m.Wait) -> None:
-        """Notes what a rank chose. The turn begins when all ranks have chosen."""
+        """Notes the step, or the wait, that a rank chose for this turn. When all ranks have chosen, the chosen steps
+        begin.
+        """
         self._chosen[rank.instance.instance_id].append(chosen)
         self._look_soon()
 

@@ -23,7 +23,7 @@ class Batch:
     """Pages that are read from or written to storage together."""
 
     client: "StorageClient"
-    """The storage threads of the instance whose pages move. They are told when all bytes have moved."""
+    """Storage threads of the instance whose pages move. The threads go on when all bytes have moved."""
     kind: Literal["read", "store"]
     """read: from storage to host memory. store: from host memory to storage."""
     num_pages: int

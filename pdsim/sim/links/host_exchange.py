@@ -100,9 +100,9 @@ class ServerNics:
     def computing_ns(
         self, instance_id: str, duration_ns: int, num_tokens: int, mean_tokens: float, *, decodes: bool
     ) -> int:
-        """Time in ns that a step computes: its duration on idle links minus the time of its bytes. If computing and
-        exchanging overlap, nothing is subtracted. num_tokens: tokens of the instance's step. mean_tokens: as in
-        `exchange`. decodes: True: a decode step; False: a prefill forward.
+        """Time in ns that a step computes: its duration on idle links, without the time in which its bytes move between
+        hosts. If computing and exchanging overlap, this is the whole duration. num_tokens: tokens of the instance's
+        step. mean_tokens: as in `exchange`. decodes: True: a decode step; False: a prefill forward.
         """
         traffic = self._nics.traffic[instance_id]
         if traffic.overlaps:

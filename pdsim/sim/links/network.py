@@ -426,8 +426,8 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """Returns an instance's own link in each direction: the first link of its path. For other names, returns the
-        shared link of this name.
+        """Returns the names of the instance's own links: at most one in each direction. If `name` is no instance,
+        returns the shared link of this name.
         """
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]

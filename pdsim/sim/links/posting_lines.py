@@ -36,7 +36,8 @@ class PostingLines:
         on_posted: Callable[[Any, int], None],
         on_posting: Callable[[str, float], None] | None,
     ) -> None:
-        """on_posted: function that gets each transfer whose turns have ended, and the time in ns that posting took.
+        """on_posted: function that is called when all descriptors of a transfer are posted, with the transfer and the
+        time in ns that posting took.
 
         on_posting: function that gets the id of a prefill instance, and the speed of its loop while threads post, as a
         share of the normal speed.

@@ -44,8 +44,8 @@ VerdictOf = Callable[[RunResult], Any]
 
 
 class _Found(NamedTuple):
-    """Numbers of one end of the range. verdict: value of verdict_of (see Ends) for its run; None: nobody asked for a
-    verdict, or not all requests were simulated.
+    """Numbers of one end of the range. verdict: what the function `verdict_of` (see Ends) returned for the run at this
+    end. None: there is no such function, or not all requests were simulated.
     """
 
     numbers: Numbers
@@ -153,8 +153,9 @@ class _End:
         self._judge: Judge = _undecided
 
     def look(self, judge: Judge) -> None:
-        """Sets the judge of this end: the function that gets the numbers of the end's first requests, and extrapolates
-        them to the whole load. A forked end waits here until its first requests have ended, and has them judged.
+        """Sets the judge of this end: a function that gets the numbers of the end's first requests, and extrapolates
+        them to the whole load. If the end runs in a forked process, waits until its first requests have ended, and
+        calls the judge.
         """
         self._judge = judge
 

@@ -23,9 +23,9 @@ from pdsim.study.space import CandidateCluster, Space, with_other_settings
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 
-_NUM_TOLD = 3
-"""Maximum number of clusters in the report that miss the SLO, and maximum number of clusters that are more expensive
-than the plan.
+_NUM_LISTED = 3
+"""Maximum number of clusters that the report lists because they miss the SLO by little, and of clusters that it lists
+because they cost more than the plan's cluster and have more headroom.
 """
 _NUM_NEAR = 6
 """Number of clusters that miss the SLO and are run to the end, so that the report can say by how much they miss the
@@ -168,7 +168,7 @@ class Finder:
         missed limits and the resource that causes the miss.
         """
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
-        nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_TOLD)
+        nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_LISTED)
         whole = map(_missed, self._trials.whole([one.changes for one in nearest]))
         told = sorted(zip(nearest, whole, strict=True), key=lambda pair: (pair[1].ratio, pair[0].label))
         near = [one for one, outcome in told if outcome.is_near and outcome.reason != _A_SEED_MISSES]
@@ -205,7 +205,7 @@ class Finder:
             least = (found[-1] if found else Row(chosen, tried[chosen])).outcome.ratio
             if outcomes[best].meets and outcomes[best].ratio < least and best.price_per_h <= most:
                 found.append(Row(best, outcomes[best]))
-            if len(found) == _NUM_TOLD:
+            if len(found) == _NUM_LISTED:
                 break
         return tuple(found)
 

@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
     @property
     def runs(self) -> list[Outcome]:
-        """Outcomes of the cluster's own run and of its repetitions."""
+        """Outcomes of the cluster's first run and of the repetitions of this run."""
         return [self.outcome, *self.repeated]
 
     @property

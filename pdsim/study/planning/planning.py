@@ -174,7 +174,9 @@ def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | N
 
 
 def _with_busiest(made: Plan, trials: Trials) -> Plan:
-    """Adds the plan's request rate and queue in the minutes with the longest queue."""
+    """Returns the plan with the request rate and the queue of the chosen cluster in the busiest minutes: the minutes
+    around the longest queue. Simulates the cluster once more.
+    """
     if made.chosen is None:
         return made
     run = simulate(trials.scenario(made.chosen.candidate.changes))

@@ -168,9 +168,9 @@ class Screen:
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
         """Compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with that of the
-        plan. The plan was chosen because it has most headroom with the slowest step times, so another cluster may have
-        more with typical times. ratio: the other cluster's largest ratio of a value to its SLO limit, with typical step
-        times. chosen: the plan's cluster.
+        plan's cluster. If the other cluster has more headroom with typical step times, it has less with the slowest
+        step times, by which the plan was chosen. ratio: the other cluster's largest ratio of a value to its SLO limit,
+        with typical step times. chosen: the plan's cluster.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):

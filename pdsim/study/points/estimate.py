@@ -13,8 +13,8 @@ class Estimate(NamedTuple):
     mean: float
     """Mean over seeds. For a single run: its value."""
     half_width: float | None
-    """Half of the 95 % confidence interval over seeds. For a single run with repetitions: the largest change by chance.
-    None: a single run without repetitions.
+    """Half of the 95 % confidence interval over seeds. With a single seed, but repetitions of the run with other
+    message latencies: the largest difference by chance. None: a single run without repetitions.
     """
 
     def scaled(self, factor: float) -> "Estimate":
@@ -61,7 +61,9 @@ class Estimate(NamedTuple):
         return abs(self.mean - other.mean) <= self.half_width + other.half_width
 
     def text(self, shown: Callable[[float], str]) -> str:
-        """Text of mean and half-width, such as "1.2 ± 0.1". shown: makes the text of one number."""
+        """Text of the mean, with the half-width of its interval if there is one, such as "1.2 ± 0.1". shown: makes the
+        text of one number.
+        """
         half = "" if self.half_width is None else f" ± {shown(self.half_width)}"
         return shown(self.mean) + half
 

@@ -35,7 +35,7 @@ class Answer:
     question is about.
     """
     is_recommended: bool
-    """True: the answer recommends `winner`. False: it recommends nothing."""
+    """True: the answer recommends the candidate `winner`. False: the answer recommends no candidate."""
     text: str
     """The answer in one or more sentences, with the numbers that support it."""
     notes: tuple[str, ...]

@@ -227,8 +227,9 @@ def _said(verdict: Verdict) -> str:
 
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
-    """Makes sure that the recommended candidate meets the SLO: if it does not, recommends the best that does. If none
-    does, the verdict names the nearest.
+    """Returns the verdict, changed if the recommended candidate misses the SLO. The changed verdict recommends the best
+    candidate that meets the SLO. If no candidate meets the SLO, it recommends none, and names the candidate that comes
+    nearest to the SLO.
     """
     chosen = verdict.winner
     if study.meets(chosen):

@@ -137,8 +137,8 @@ CAPACITY = Question(
 
 
 _APART, _ALONE, _AGGREGATED = "disaggregated", "one request at a time", "aggregated"
-_SAID = 3
-"""Number of stages that the text of the answer names. The table has all stages."""
+_NUM_NAMED = 3
+"""Number of stages that the answer's text names. The answer's table has all stages."""
 
 
 def _explain_ttft_arms(base: Base) -> list[Arm]:
@@ -156,7 +156,7 @@ def _explain_ttft_verdict(study: Study) -> Verdict:
         return Verdict(_APART, "", text)
     passed = STAGES if study.base.scenario.encode is None else ALL_STAGES
     stages = {stage: study.metric(_APART, f"mean_{stage}_ms") for stage in passed if stage != "decode_forward"}
-    longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_SAID]
+    longest = sorted(stages, key=lambda stage: -stages[stage].mean)[:_NUM_NAMED]
     parts = [f"{percent(stages[one].mean / ttft.mean)} {one} ({ALL_STAGES[one][2]})" for one in longest]
     return Verdict(_APART, "", f"A mean TTFT of {ttft.duration} is {', '.join(parts)}.", _compared(study))
 

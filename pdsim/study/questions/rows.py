@@ -21,13 +21,15 @@ class Column:
     field: str = ""
     """The number's column in a run's row of results. Empty: the function `read` computes the number."""
     scale: float = 1.0
-    """Factor from the number in the row to the shown number."""
+    """Factor by which the number of a run's row is multiplied before it is shown."""
     is_latency: bool = True
     """True: the number is a latency, which is not shown for a saturated candidate."""
     per: str = ""
-    """Column of a run's row by which the number is divided. Empty: the number is not divided."""
+    """Column of a run's row of results by which the column's number is divided. Empty: the number is not divided."""
     read: Callable[[Study, str], Estimate | None] | None = None
-    """Computes the number of the candidate with this label. None: `field` has the number."""
+    """Function that computes the column's number from the study and a candidate's label. None: the number is read from
+    the column `field` of a run's row.
+    """
     digits: int = 3
     """Number of significant digits that are shown."""
 

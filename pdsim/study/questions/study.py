@@ -254,8 +254,8 @@ class Study:
         return min(equal, key=lambda label: self.mean(label, "mean_e2e_latency_ms"))
 
     def as_good(self, label: str, other: str) -> bool:
-        """True if the goodput and mean latency of the candidate `label` are worse than those of `other` by at most the
-        share EQUAL, and if either both candidates meet the SLO, or both miss it.
+        """True if the candidate `label` is no worse than `other` in a way that matters. Both must meet the SLO, or both
+        miss it. The goodput of `label` may be lower, and its mean latency higher, by at most the share EQUAL.
         """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False

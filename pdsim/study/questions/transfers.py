@@ -50,8 +50,8 @@ def _transport_verdict(study: Study) -> Verdict:
 
 
 def _fall_back(study: Study, best: str) -> str:
-    """A sentence on the time that a request loses if NIXL runs on EFA and lacks the backend LIBFABRIC. best: the
-    candidate whose mean KV size is used.
+    """A sentence on NIXL over AWS's network EFA: without its backend LIBFABRIC, NIXL falls back to UCX, which is slow
+    there. Says how long the transfer of a request's KV then takes. best: the candidate whose mean KV size is used.
     """
     slow = load_transport(_FALL_BACK).max_bandwidth
     assert slow is not None
@@ -285,8 +285,8 @@ def _beside(study: Study, label: str, other: str) -> str:
 
 
 def _trap(study: Study, enough: str) -> list[str]:
-    """Says which share of the KV is sent as slices because SGLang's default prefill buffer is too small to stage this
-    KV. enough: label of the smallest ring that suffices.
+    """Says whether SGLang's default prefill buffer is too small to stage the KV of a mean prompt, and which share of
+    the KV is then sent as slices. enough: label of the candidate with the smallest sufficient staging ring.
     """
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"

@@ -110,8 +110,8 @@ _REPEATS = [f"repeat_{i + 1}" for i in range(len(JITTERS))]
 
 
 def _repetitions(planner: Planner, point: Point) -> list[Point]:
-    """Copies of the point with slightly faster and slower messages. Empty: the load is not a recorded trace, so seeds
-    vary the run.
+    """Copies of the point with slightly faster and slower messages, which show the effect of chance on a recorded
+    trace. Empty list: the load is no recorded trace. Further seeds then show the effect of chance.
     """
     scenario = planner.scenario(point)
     if len(point.tasks) > 1 or not is_sample(scenario):

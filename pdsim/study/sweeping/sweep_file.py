@@ -361,8 +361,8 @@ def num_points(file: SweepFile) -> int:
 
 
 def assigned(values: Mapping[str, Any]) -> Changes:
-    """The value of each field. `values` has the value of each key of a sweep file; a key that names several fields has
-    a list with a value for each field.
+    """Returns the value of each scenario field. values: the value of each key of a sweep file. If a key names several
+    fields, its value is a list with one value per field.
     """
     changes: Changes = {}
     for key, value in values.items():

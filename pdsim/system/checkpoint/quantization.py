@@ -87,7 +87,8 @@ class Quantization:
 
 
 def covers(pattern: str, module: str) -> bool:
-    """True if a pattern covers a module, by the rule by which engines skip modules (SGLang 0.5.23, modelopt_quant.py,
+    """True if a pattern of a quantisation config covers a module: a regular expression after "re:", or a wildcard
+    pattern of the module's name, of a part of the name, or of a module around it (SGLang 0.5.23, modelopt_quant.py,
     is_layer_excluded).
     """
     if pattern.startswith("re:"):

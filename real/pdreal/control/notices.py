@@ -41,7 +41,7 @@ class Connected(NamedTuple):
     process: str
     """Name of the rank's process."""
     number: int
-    """Number of the Peers notice."""
+    """Number of the Peers notice to which this is the answer."""
 
 
 class Ping(NamedTuple):

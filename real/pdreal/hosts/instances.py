@@ -172,9 +172,9 @@ class Instances:
     # Deaths and restarts.
 
     def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
-        """Handles the end of an instance. exit_code: exit code of the process that ended first, or the reason why the
-        instance was lost. A rank that fails sends its reason in a message, which may arrive a moment later than the
-        exit code.
+        """Handles the end of an instance. If a rank has failed, waits a moment for the message in which the rank gives
+        its reason, because the exit code may arrive first. exit_code: exit code of the process that ended first, or the
+        reason why the instance was lost.
         """
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)

@@ -30,8 +30,9 @@ class Plan:
     served_tokens: int
     """Length of each request's prompt."""
     served_outputs: int
-    """Number of output tokens of each request. While all prompts are computed, a request decodes fewer tokens than
-    this, so all requests decode together for a while."""
+    """Number of output tokens of each request. The number is so large that the first request still decodes when the
+    last prompt is computed. All requests then decode together for a while.
+    """
     seconds: float
     """Time in s to spend on each row. At least three repeats are made."""
 

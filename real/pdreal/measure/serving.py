@@ -195,9 +195,10 @@ def _serve(
 async def _run(
     data: dict[str, object], options: Options, plan: Plan, batch_sizes: Sequence[int], logs: Path
 ) -> list[float]:
-    """Serves single requests, which get the lowest ids; then waves of requests while a long request decodes; then one
-    batch of each size in batch_sizes. If there are batches, the decode instance restarts afterwards. Returns the time
-    of this restart in us, or an empty list. data: scenario. logs: folder for logbooks.
+    """Serves the requests to measure, in this order: single requests, whose ids are the lowest; groups of requests
+    during a long request; one batch of each size in batch_sizes. If batch_sizes is not empty, then measures how long
+    the decode instance takes to restart. Returns this time in us in a list, or an empty list. data: scenario. logs:
+    folder for logbooks.
     """
     scenario, _ = real_scenario(parse_scenario(data, base=Path()), options)
     launcher = Launcher(scenario, options, folder=logs)

@@ -21,8 +21,9 @@ from pdreal.transports.mooncake_store import MooncakeStore
 _SHARE_OF_MEMORY = 0.4
 """Fraction of the host's free memory for the store."""
 _BATCHES_WRITTEN = 2 * MOST_REPEATS
-"""Maximum number of batches of one size that are written. The store has room for so many batches of each size, so it
-evicts nothing."""
+"""Maximum number of batches that are written for each batch size. The store is made large enough for all of them, so it
+evicts nothing.
+"""
 
 
 def storage_rows(

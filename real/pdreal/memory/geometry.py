@@ -68,7 +68,7 @@ class RankPair(NamedTuple):
     """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. A staged cell
     has a part of its own for each of these ranks."""
     source_heads: range
-    """Indices of the sent KV heads among the prefill rank's heads."""
+    """Indices of the KV heads that the pair sends, among the prefill rank's heads."""
     target_heads: range
     """Indices of the sent KV heads among the decode rank's heads."""
 

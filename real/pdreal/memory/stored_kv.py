@@ -74,8 +74,9 @@ class StoredKv:
         return Moved(num_read, start_ns, monotonic_ns())
 
     def write(self, hashes: Sequence[str], host_pages: Sequence[int]) -> Moved:
-        """Writes pages that the store lacks, batch by batch. If a page of a batch is not written, later batches are
-        left out (managers/cache_controller.py:1416, _page_backup). Moved: pages of batches that were written.
+        """Writes pages that the store lacks, batch by batch. If the store does not take a page, the page's batch and
+        all later batches do not count as written (managers/cache_controller.py:1416, _page_backup). Returns the number
+        of pages that were written, with times.
         """
         start_ns, num_written = monotonic_ns(), 0
         for batch in _batches(hashes) if self._writes else ():

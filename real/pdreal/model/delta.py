@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
     query: Tensor
     """Queries, [tokens, heads, key_dim], each of length 1 / sqrt(key_dim)."""
     key: Tensor
-    """Keys, [tokens, heads, key_dim], each of length 1."""
+    """Keys, [tokens, heads, key_dim]. Each key is scaled to Euclidean norm 1."""
     value: Tensor
     """Values, [tokens, heads, value_dim]."""
     decay: Tensor

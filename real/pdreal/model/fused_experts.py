@@ -28,8 +28,8 @@ from pdsim.system.llama import GroupedRouting
 _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""
 _BLOCKS = 8
-"""Number of blocks of one expert's list that programs compute at the same time in prefill, because some experts have
-many times the rows of others. These programs are neighbours, so an expert's weights are read from memory once."""
+"""Number of blocks of one expert's rows that neighbouring programs compute at the same time in prefill, because some
+experts have far more rows than others. The expert's weights are then read from memory once."""
 _STEP = 64
 """Number of inputs per step of a product. The tilings below are the fastest of 60 on an H200, for 128 experts of inner
 size 768 and a hidden size of 2,048; with 32 tokens they reach 4.2 TB/s."""

@@ -50,8 +50,10 @@ class Attend(Protocol):
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
-        """Returns the outputs of heads, [tokens, heads, value]. latent: latents of the new tokens, [tokens, 1, latent
-        rank | rotated key]. layer: index of the layer in the cache. query: [tokens, heads, plain | rotated].
+        """Returns the attention outputs of all heads, [tokens, heads, value]. layer: index of the layer in the cache.
+        query: [tokens, heads, width]; the width is that of the part without rotation, followed by the rotated part.
+        latent: latents of the new tokens, [tokens, 1, width]; the width is the latent rank, followed by the width of
+        the rotated key.
         """
         ...
 

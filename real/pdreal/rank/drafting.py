@@ -23,7 +23,8 @@ from pdreal.model.draft import DraftHead
 from pdreal.model.transformer import Attend
 
 UNTAUGHT = -1
-"""Stands in VerifyRows.taught for a draft that is the head's own proposal."""
+"""Entry of VerifyRows.taught in place of a reference token. The step verifies the token that the draft head proposes.
+"""
 
 
 class VerifyRows(NamedTuple):
@@ -36,12 +37,13 @@ class VerifyRows(NamedTuple):
     slots: Tensor
     """Index of the entry in which each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
-    """Number of tokens that the step gives to each sequence, [rows]. The scenario's random stream prescribes the number
-    before the step. Padding: 0.
+    """Number of tokens that the step gives to each sequence, [rows]. A random stream of the scenario determines this
+    number before the step. Padding: 0.
     """
     taught: Tensor
-    """Tokens of the reference output, which are verified instead of the head's proposals, [rows, V - 1] if a step
-    verifies V tokens of each row. UNTAUGHT: the head's proposal is verified."""
+    """Reference output tokens that the step verifies instead of the draft head's proposals, [rows, V - 1] if a step
+    verifies V tokens of each row. UNTAUGHT: the step verifies the draft head's proposal.
+    """
 
 
 def columns_of(batch: DecodeBatch, num_verified: int) -> list[Sequence[int]]:

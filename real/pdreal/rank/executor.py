@@ -70,7 +70,9 @@ class _Sequence:
     is_plain: bool
     """True if the likeliest tokens are chosen, and no log probabilities are requested."""
     num_pages: int = 0
-    """Number of pages that the ranks know. While a sequence runs, its page table only grows."""
+    """Number of pages in the sequence's page table that the leader has sent to the other ranks. While a sequence runs,
+    its page table only grows.
+    """
     is_saved: bool = False
     """True: the sequence is retracted, and its KV is in host memory."""
     state_slot: int = 0

@@ -1,7 +1,9 @@
-"""Decode steps and short prefill forwards as CUDA graphs, one graph per size. All graphs read the same input tensors.
+"""CUDA graphs for decode steps and short prefill forwards. A graph launches all kernels of a forward at once. Without a
+graph, the host takes longer to launch the kernels of a short forward than the GPU takes to run them.
 
-Launched one by one, the kernels of a short forward take the host longer than the GPU. A batch runs in the smallest
-graph that holds it. The graph's other rows and tokens belong to no request, and their KV goes to the scratch page.
+There is one graph per batch size, or per number of prompt tokens. A batch runs in the smallest graph that holds it. The
+graph's other rows and tokens belong to no request, and their KV goes to the scratch page. All graphs read the same
+input tensors.
 """
 
 from collections.abc import Sequence

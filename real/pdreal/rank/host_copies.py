@@ -32,7 +32,10 @@ class HostCopies:
         carry_out: Callable[[Sequence[m.Command]], None],
         tell: Callable[[m.Message], None],
     ) -> None:
-        """carry_out: carries out commands of the instance that were held back. tell: gives the instance a message."""
+        """spec: the rank's place in the run. group: all ranks of the instance, which do the copies. executor: knows the
+        sequences. carry_out: function that carries out commands of the instance; commands that must wait for a copy are
+        held back, and given to this function after the copy. tell: function that gives a message to the instance.
+        """
         self._instance_id = spec.instance_id
         self._group = group
         self._executor = executor

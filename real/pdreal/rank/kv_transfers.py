@@ -106,8 +106,9 @@ class KvTransfers:
         return StateMove(self._executor.state_slot(unit.request_id), self._target_slots[unit.request_id])
 
     def _windows(self, unit: TransferUnit) -> Windows | None:
-        """Returns the prompt's last pages if the unit is the request's last; else None. Units of a request are sent in
-        order, so all its pages are known then.
+        """Returns the pages whose KV of sliding-window layers the unit sends: the prompt's last pages, on prefill and
+        on decode. None: the unit is not the request's last, or no layer has a window. Units of a request are sent in
+        order, so with the last unit all pages of the request are known.
         """
         if not self._wire.num_window_planes:
             return None
@@ -199,9 +200,10 @@ class KvCheck:
     def on_sent(
         self, unit: TransferUnit, worker: int, num_tokens: int, state_slot: int, then: Callable[[], None]
     ) -> None:
-        """Calls `then` when the unit's request needs no more fingerprints: at once, or after its last unit when they
-        are computed. worker: the transfer worker that sent the unit. num_tokens: number of prompt tokens that the
-        request sends. state_slot: slot of the request's linear-attention state; 0: none.
+        """Collects the pages of a sent unit. After a request's last unit, computes fingerprints of the KV that the
+        request sent, and calls `then` when they are computed. After any other unit, calls `then` at once. worker: the
+        transfer worker that sent the unit. num_tokens: number of prompt tokens that the request sends. state_slot: slot
+        of the request's linear-attention state; 0: none.
         """
         request_id = unit.request_id
         pages = self._pages.setdefault(request_id, [])

@@ -165,8 +165,8 @@ class Leader:
         self._outbox.send(LAUNCHER, notices.Streamed([list(new) for new in new_tokens]))
 
     def _settle(self, until_ns: int) -> None:
-        """Sends Settled to the launcher when the instance holds nothing of any request, or when the time until_ns has
-        come.
+        """Waits until no request holds memory or slots of the instance, but not beyond the time until_ns. Then sends
+        Settled to the launcher, with a description of what requests still hold.
         """
         try:
             check_all_idle(self._machines)

@@ -34,8 +34,9 @@ from pdsim.core.messages import LoadBack, WriteBackup
 
 
 class LayerProgress:
-    """Reports which layers of one forward are computed. On a CPU `on_kv` reports at once. On a GPU `report` does, when
-    the stream has computed the layers.
+    """Reports which layers of one forward are computed. The model calls `on_kv` for each layer, and the runner calls
+    `report` after the forward's launch. On a CPU `on_kv` reports at once. On a GPU `report` reports each layer group
+    when the stream has computed it.
     """
 
     def __init__(

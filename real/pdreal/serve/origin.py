@@ -1,5 +1,5 @@
-"""Protection from web pages of other origins. Browsers send such pages' requests also to servers that only this machine
-reaches.
+"""Refuses requests that web pages of other sites send. A browser sends requests of any page, even to a server that only
+the browser's own machine can reach.
 """
 
 from http import HTTPStatus

@@ -80,8 +80,8 @@ class Entrance:
         return len(self._inside)
 
     async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
-        """Refuses new requests. Running requests are ended with a reason after the time limit, or at once when `hurry`
-        is set.
+        """Refuses new requests, and waits until running requests have ended. Waits at most patience_s seconds, and no
+        longer when the event `hurry` is set. Then ends the remaining requests, which get a reason.
         """
         self.is_closed = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]

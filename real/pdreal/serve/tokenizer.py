@@ -259,7 +259,10 @@ class StopTexts:
         """Text that may be the beginning of a stop text."""
 
     def add(self, text: str) -> tuple[str, str | None]:
-        """Returns the text that can be sent now, and the stop text that follows, if one is complete."""
+        """Adds new text of an answer. Returns the text that can be sent now, and the stop text that the answer has
+        reached (None: it has reached none). Text that may be the beginning of a stop text is held back until later
+        calls.
+        """
         if not self._stops:
             return text, None
         text = self._held + text

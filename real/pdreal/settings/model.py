@@ -49,7 +49,7 @@ _SHAPE = (
 
 MOST_VERIFIED_TOKENS = 64
 """Largest number of tokens that a decode step verifies for one request. RoPE has this many positions more than the
-model's context, because drafts may lie behind its end.
+model's context, because drafts may lie behind the end of the context.
 """
 
 

@@ -245,9 +245,9 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """Returns the scenario with the fields that real mode sets by itself: kv_dtype, decode.retraction_backup, and
-    health if there are several hosts. The scenario is not resolved yet. Raises ConfigError if the scenario has features
-    that work in simulation only.
+    """Returns the scenario, changed for real mode, which chooses the values of kv_dtype, decode.retraction_backup and,
+    with several hosts, health. scenario: not yet resolved. Raises ConfigError if the scenario has features that work in
+    simulation only.
     """
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")

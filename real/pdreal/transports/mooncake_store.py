@@ -15,8 +15,10 @@ from pdreal.transports.protocol import UnavailableError, load_engine
 
 _LOG = logging.getLogger("pdreal")
 _BUFFER_BYTES = 16 << 20
-"""Size of the client's own buffer, which copies to and from registered memory do not use (SGLang 0.5.23, mem_cache/
-storage/mooncake_store/mooncake_store.py:31, DEFAULT_LOCAL_BUFFER_SIZE)."""
+"""Size of the buffer that Mooncake's client allocates for itself, SGLang's default. Copies to and from registered
+memory do not need this buffer (SGLang 0.5.23, mem_cache/storage/mooncake_store/mooncake_store.py:31,
+DEFAULT_LOCAL_BUFFER_SIZE).
+"""
 _WARM_UPS = 20
 """Maximum number of attempts at a client's first write, which may fail at first (SGLang 0.5.23,
 mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup)."""

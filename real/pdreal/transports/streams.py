@@ -1,7 +1,7 @@
-"""CUDA streams of a rank's threads. Like all of torch's streams, they do not wait for the default stream.
-
-Transfer engines copy on the default stream, or on streams that wait for it. A forward on the default stream would delay
-each transfer until the forward's end. A thread that passes results to another thread first waits for the stream.
+"""CUDA streams for a rank's forwards and copies. No work of pdreal runs on CUDA's default stream, because transfer
+engines copy on the default stream, or on streams that wait for it: a forward on the default stream would delay each
+transfer until the forward's end. pdreal's streams do not wait for the default stream (torch makes all streams so). A
+thread waits for its stream before it passes results to another thread.
 """
 
 import torch
