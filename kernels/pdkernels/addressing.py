@@ -79,8 +79,9 @@ def unit_in_staging(unit, tokens, ROW: tl.constexpr, SLICES: tl.constexpr, PLANE
 @triton.jit
 def request_of(spans, pages, staging, tokens, BATCHED: tl.constexpr):
     """Returns (address of the page list, staging address, number of tokens) of the request that this program copies.
-    Without BATCHED, these are pages, staging and tokens. With BATCHED, row program_id(1) of the spans gives them:
-    [first index in pages, tokens, offset in staging in bytes].
+    Without BATCHED, returns the arguments pages, staging and tokens unchanged. With BATCHED, row program_id(1) of
+    `spans` describes the request, relative to `pages` and `staging`: [first index in pages, tokens, offset in staging
+    in bytes].
     """
     if BATCHED:
         span = spans.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * 3

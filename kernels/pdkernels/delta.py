@@ -388,8 +388,9 @@ def outputs_kernel(
 def delta_scan(
     mixed: Tensor, beta: Tensor, decay: Tensor, layer: Recurrence, conv: Tensor, ssm: Tensor, chunks: Chunks
 ) -> Tensor:
-    """Computes all tokens of packed sequences, and returns outputs [tokens, value heads, value_dim]. Arguments as of
-    delta_step, with a row for each token; chunks: the sequences and their slots.
+    """Computes all tokens of packed sequences, and returns outputs [tokens, value heads, value_dim]. layer, conv and
+    ssm: as in delta_step. mixed, beta and decay: as in delta_step, but with a row for each token. chunks: the sequences
+    and the slots of their states.
     """
     (rows, channels), taps = mixed.shape, layer.conv.shape[1]
     blocks = triton.cdiv(channels, _CHANNELS)

@@ -92,8 +92,9 @@ def scatter_fp8_reference(
     heads: range | None = None,
     writers: int = 1,
 ) -> None:
-    """Writes a span that gather_fp8_reference made into the pages of a cache in a wider type, such as bf16. Each plane
-    (K or V of one layer) is multiplied by its scale.
+    """Writes a staging span in fp8, as gather_fp8_reference makes, into the pages of a pool in a wider type, such as
+    bf16. scales: one factor for each plane (K or V of one layer), which multiplies the plane's values. writers: number
+    of source ranks that share the heads evenly.
     """
     heads = pool.layout.check_heads(heads, writers)
     shape = (writers, len(pool.planes), tokens, len(heads) // writers, pool.layout.head_dim)

@@ -1,4 +1,4 @@
-"""A run of a command: its progress, how it ended, and the folder to which it is written."""
+"""What a command does with a run: shows its progress, says how it ended, and writes it to a folder."""
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping

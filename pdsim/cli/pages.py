@@ -1,5 +1,5 @@
-"""Shows saved pages of a server's metrics: a single page, two pages of different times, or pages compared with a
-simulation.
+"""Shows saved metrics pages of a server: a single page, the difference between two pages, or a page beside the numbers
+of a simulation.
 """
 
 from pathlib import Path

@@ -503,7 +503,7 @@ class PutOut:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The decode or aggregated instance streams a request's first token."""
+    """Command of a decode or aggregated instance: send the request's first token to the client."""
 
     request_id: int
 
@@ -609,7 +609,9 @@ class SaveChunks:
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """The instance's loop sleeps num_sleeps times, 10 ms each, before the step that it has just chosen."""
+    """The instance's loop sleeps num_sleeps times, 10 ms each, before the step that it has just chosen. vLLM's loop
+    does so while LMCache looks up a prompt.
+    """
 
     num_sleeps: int
 

@@ -114,9 +114,9 @@ def end_behind_load(start_ns: int, duration_ns: int, load: tuple[int, int], num_
 
 
 def end_of_saves(end_ns: int, save: tuple[int, int], num_layers: int) -> int:
-    """Returns the end in ns of a forward, including saves, if the KV of each layer is saved as soon as the layer is
-    computed. end_ns: end of the computation. save: start and end in ns of the saves, if each layer were computed in
-    time.
+    """Returns the time in ns at which a forward and its saves have ended. The KV of each layer is saved as soon as the
+    layer is computed. end_ns: time at which the computation ends. save: start and end in ns of the saves if no save had
+    to wait for a layer's computation.
 
     All layers take equally long to compute and to save, so either the first or the last layer determines the end.
     """

@@ -20,8 +20,9 @@ _GENERATIONS = {
     **dict.fromkeys(("h20", "h20-3e"), "h20"),
     **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "blackwell"),
 }
-"""Generation of each GPU. Kernels reach similar shares on GPUs of one generation. Each other GPU is a generation of its
-own."""
+"""Generation of each GPU. On GPUs of one generation, kernels reach similar shares of the nominal rates. Each GPU that
+is not listed is a generation of its own.
+"""
 _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products. Matrix products therefore reach a larger share of nominal FLOP/s than on other GPUs."""

@@ -6,7 +6,9 @@ from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.system.memory import Layout
 
 FRACTION_BITS: Final = 20
-"""Decode steps are timed in units of 2**-20 ns, so that the time per KV token is not rounded to 0."""
+"""Number of binary places in the times of decode steps: the times are counted in units of 2**-20 ns, so that the time
+per KV token is not rounded to 0.
+"""
 
 
 class DecodeLine(NamedTuple):

@@ -101,9 +101,7 @@ class DecodeHostOverhead(NamedTuple):
     forward ends no earlier than its launch.
     """
     launches_ahead: bool = False
-    """True: if a forward follows another forward without a pause, the host launches it while the other forward runs, as
-    soon as the other forward's launch has ended.
-    """
+    """True: the launch of a forward directly behind another forward begins while that forward runs."""
 
     def ns(self, num_requests: int) -> float:
         return self.step_ns + self.request_ns * num_requests

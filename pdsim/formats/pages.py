@@ -243,8 +243,9 @@ def _leaves(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def between(first: Page, last: Page, seconds: float | None) -> Page:
-    """The last page with the increase of each counter since the first page. seconds: time between the pages, from which
-    rates are computed; None: not known, no rates. Raises ConfigError if the pages are in the wrong order.
+    """Returns the metrics page `last`, in which each counter is replaced by its increase since the page `first`.
+    seconds: time between the pages, from which rates are computed; None: not known, no rates. Raises ConfigError if the
+    pages are in the wrong order.
     """
     values = dict(last.values)
     for key in COUNTERS:

@@ -141,8 +141,9 @@ def thresholds(policy: CacheAware) -> dict[str, float]:
 
 
 def pace(client: Any) -> Flags:
-    """Options with which a load generator sends requests at the client's rate, or keeps the client's number of requests
-    in flight. Empty: not every load generator has options for the client. client: an open or a closed loop.
+    """Options with which a load generator sends requests like the scenario's client: at its mean rate, or with its
+    number of requests in flight. client: an open or a closed loop. Empty: not every load generator has options for this
+    client.
     """
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []

@@ -50,7 +50,7 @@ KV_SETTINGS = {
     "router-host-cache-hit-weight": "host_cache_hit_weight",
     "router-temperature": "router_temperature",
 }
-"""Settings of the policy dynamo_kv, by the frontend's option for each."""
+"""Options of Dynamo's frontend (keys), and the settings of the policy dynamo_kv that have the same meaning (values)."""
 WITHOUT_EVENTS = "no-router-kv-events"
 """Option of Dynamo's frontend. With this option, the frontend predicts which pages workers have cached. Without it,
 workers report their cached pages by KV events."""

@@ -77,7 +77,9 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
 
 
 def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """True if a summary has the number and the digest of the journal's lines. Runs of earlier releases have neither."""
+    """True if the journal of a run can be checked against the run's summary: the summary has the number of the
+    journal's lines and their digest. Summaries of earlier releases lack these.
+    """
     return "journal" in summary.get("pdsim", {})
 
 

@@ -186,7 +186,8 @@ RANGED_FIELDS = (
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
-"""Summary fields that have a range: smallest and largest value over runs with the fastest and the slowest step times.
+"""Rows of the summary whose numbers may have a range: the smallest and the largest value over the runs with the fastest
+and with the slowest step times.
 """
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
 """Summary fields that are shown where there is no room for all."""

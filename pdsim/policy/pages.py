@@ -17,7 +17,7 @@ def num_pages(num_tokens: int, page_size: int) -> int:
 
 
 def whole(num_tokens: int, unit_tokens: int) -> int:
-    """Returns num_tokens, rounded up to a multiple of unit_tokens. Both are numbers of tokens."""
+    """Number of tokens in whole units: num_tokens, rounded up to a multiple of unit_tokens."""
     return num_pages(num_tokens, unit_tokens) * unit_tokens
 
 

@@ -22,9 +22,9 @@ class LoadThresholds:
     prefill_queue_scale_down: float = 0.2
     """A server is removed if fewer than this number of requests wait per prefill server."""
     decode_kv_scale_up: float = 0.9
-    """A server is added if more than this share of decode's pages is in use."""
+    """A decode server is added if more than this share of decode's pages is in use."""
     decode_kv_scale_down: float = 0.5
-    """A server is removed if less than this share of decode's pages is in use."""
+    """A decode server is removed if less than this share of decode's pages is in use."""
     keep_servers: bool = False
     """True: servers change their roles, but no server starts or stops."""
 

@@ -84,8 +84,8 @@ class Trials:
         return self._outcomes([self._not_ending_early(point) for point in self._planner.plan(changes)])
 
     def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
-        """For each cluster: the largest ratio of a number that the SLO limits to its limit. Takes one run per cluster,
-        with the first seed, to its end.
+        """How near each cluster comes to the SLO's limits: of all numbers that the SLO limits, the largest quotient of
+        the number and its limit. Runs each cluster once to the end, with the first seed.
         """
         points = [_with_seeds(self._not_ending_early(point), self.seeds[:1]) for point in self._planner.plan(changes)]
         return [outcome.ratio for outcome in self._outcomes(points)]

@@ -95,7 +95,9 @@ class GroupedQueryAttention:
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
     def num_whole_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank, in layers without a window."""
+        """Number of KV elements per token on one rank in layers that keep the whole context, which are the layers
+        without a window.
+        """
         return max(1, self.num_kv_heads // tp) * self._widths[0] * (self.num_layers - self.num_window_layers)
 
     def num_window_elements(self, tp: int) -> int:

@@ -16,7 +16,9 @@ from pdsim.workload.request_spec import RequestSpec
 @dataclass(frozen=True)
 class Load:
     part: Part
-    """The requests to simulate: a trace or the scenario's own load, the first request in it, and how many follow."""
+    """Which requests are simulated: those of a trace or of the scenario's own load, from which request on, and how
+    many.
+    """
     base: Base
     """The scenario, in which this load replaces the scenario's own."""
     requests: Sequence[RequestSpec]

@@ -137,7 +137,7 @@ def _turns_of(line: Line) -> Iterable[Line]:
 
 
 def _rows_of_session(line: Line, turns: Sequence[Mapping[str, Any]]) -> Iterator[Line]:
-    """Yields one row per turn. The first turn has the session's time."""
+    """Yields one row per turn. The first row also has the fields of the session's line, such as its arrival time."""
     around = {name: value for name, value in line.fields.items() if name != "turns"}
     session = line.quantity(names.SESSION)
     own = {} if session is None else {session[0]: session[1]}

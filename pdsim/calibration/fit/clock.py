@@ -29,8 +29,9 @@ class GpuSlowdown:
     """Time constant in ns of the moving average of the GPU's utilisation."""
 
     def stretching(self, rows: Rows) -> Rows:
-        """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a rested GPU.
-        Rows that are no log of a server (is_log) are of forwards that each began on a rested GPU.
+        """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a GPU that was
+        idle before. If the rows are no log of a server (is_log), each forward began on an idle GPU, and became slower
+        only during its own time.
         """
         if is_log(rows):
             return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))

@@ -186,9 +186,10 @@ class RequestOverhead:
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
 
     def _serial_ns(self, prefill: FittedForm) -> float:
-        """Serial time in ns of one prompt, from prompts that were sent together: the TTFT of the last, without
-        `time_ns` and without two forwards (one of the first prompt, one of all others), divided by the number of
-        prompts after the first.
+        """Time in ns that each prompt adds because the server handles prompts one after another. Computed from prompts
+        that were sent together, as the median over the measurements: from the last prompt's TTFT, `time_ns` and the
+        times of two forwards are subtracted (one with the first prompt, one with all others); the rest is divided by
+        the number of prompts after the first.
         """
         found: list[float] = []
         for rows in self.bursts:

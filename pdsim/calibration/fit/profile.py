@@ -52,9 +52,8 @@ LEAST_NS = 1e-6
 """Fitted coefficients below this number of ns are written as 0. Fits come near 0 without reaching it."""
 _LONG_TOKENS = 1024
 _TILE_TOKENS = 256
-"""Matrix kernels compute tiles of up to this many rows. A forward with one more token needs further tiles, which take
-about as long as full tiles. With fp8 on an H100, forwards of 2,049 to 2,304 tokens took 41 ms, and forwards of 2,048
-tokens 31 ms (experiments/sglang-llama).
+"""Matrix kernels compute tiles of up to this many tokens. One more token needs further tiles, which take as long as
+full ones. With fp8 on an H100, 2,049 to 2,304 tokens took 41 ms, and 2,048 tokens 31 ms (experiments/sglang-llama).
 """
 _MOSTLY_ROUND = 0.9
 _RANGES = {

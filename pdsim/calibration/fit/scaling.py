@@ -284,7 +284,9 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
 
 
 def _section(settings: Affine) -> dict[str, Any]:
-    """Those settings that differ from their defaults, with four digits."""
+    """The profile's section for a fitted cost model: those settings that differ from their defaults, each rounded to
+    four significant digits.
+    """
     changed = {
         field.name: _rounded(getattr(settings, field.name))
         for field in fields(settings)

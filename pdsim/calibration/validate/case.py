@@ -37,7 +37,7 @@ MEASURED = "measured.yaml"
 @dataclass(frozen=True)
 class MeasuredArm:
     name: str
-    """Name of the configuration in the case."""
+    """Name of the measured configuration."""
     changes: tuple[str, ...]
     """Changes of the scenario that make the configuration, in the notation of --set."""
     fitted: bool

@@ -69,7 +69,9 @@ _LEAST_MEAN = 4
 runs, the text would be longer than that of the integers themselves.
 """
 _MOST_IDS = 1 << 24
-"""Maximum length of a sequence that is read from runs. The limit keeps a damaged journal from filling the memory."""
+"""Maximum length of an integer sequence that a journal writes as runs. The limit keeps a damaged journal from filling
+the memory.
+"""
 
 
 def are_ids(values: Sequence[Any]) -> bool:

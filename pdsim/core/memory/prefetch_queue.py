@@ -101,8 +101,8 @@ class PrefetchQueue:
             self._end(self._lookups.popleft())
 
     def _read_on(self) -> None:
-        """Begins the next read. Ends queued prefetches before it that are stopped, or whose found pages are all read or
-        lost.
+        """Begins the next read for the first prefetch in the queue. Before this, removes prefetches from the front that
+        are stopped, and prefetches whose found pages have all been read or lost.
         """
         while self._reads:
             reading = self._reads[0]

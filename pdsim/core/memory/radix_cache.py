@@ -289,8 +289,8 @@ class RadixCache:
         return num_tokens
 
     def evict(self, num_pages: int, leaving: Callable[[Node], None] | None = None) -> int:
-        """Evicts leaves until num_pages pages are freed or all nodes are locked. Returns the number of freed pages.
-        leaving: called with each leaf before its eviction.
+        """Evicts leaves of the tree until num_pages pages are freed or all nodes are locked. Returns the number of
+        freed pages. leaving: called with each leaf before its eviction.
         """
         freed = 0
         while freed < num_pages and self._heap:

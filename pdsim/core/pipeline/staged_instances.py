@@ -101,8 +101,8 @@ class StagedAggregatedInstance(AggregatedInstance):
         return commands
 
     def _take(self, index: int) -> None:
-        """Makes the micro-batch with this index the present one. An empty micro-batch forgets that pages or slots were
-        lacking (0.5.23, managers/scheduler.py:4093).
+        """Makes the micro-batch with this index the present one. If it has no requests, the instance no longer
+        remembers that pages or slots were lacking for it, and tries prompts again (0.5.23, managers/scheduler.py:4093).
         """
         self._lacks[self._present] = self._blocked_by
         self._present, self.batch = index, self.micro.batches[index]

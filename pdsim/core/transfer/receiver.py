@@ -61,7 +61,7 @@ class Receiver:
 
     @property
     def held(self) -> list[int]:
-        """Ids of requests whose KV is not yet completely in its pages."""
+        """Ids of requests whose pages on this decode instance do not have all their KV yet."""
         return list(self._incoming)
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:

@@ -82,8 +82,9 @@ class StagingRing:
         return self._live[key].span
 
     def assign(self, key: Hashable, num_bytes: int) -> Span | None:
-        """Lends a span under a key, which the caller later gives to `free`. Earlier holders may still use the span's
-        bytes: who writes to the span must wait until `may_write` is True. None: num_bytes exceeds the whole ring.
+        """Lends a span of the ring. The caller gives the span back with `free` and the same key. Earlier holders may
+        still use the span's bytes: the writer must wait until `may_write` is True. None: num_bytes exceeds the whole
+        ring.
         """
         assert key not in self._live, f"{key} holds a span already"
         if num_bytes > self.num_bytes:

@@ -119,8 +119,9 @@ class EncoderCache:
         return self.max_tokens - self.num_free_tokens - sum(self._unused.values())
 
     def _makes_room(self, num_tokens: int, num_new: int) -> bool:
-        """Evicts unused embeddings until the cache has room for an item of num_tokens tokens. Returns False, and evicts
-        none, if embeddings in use leave too little room. num_new: number of tokens of new items of the same chunk.
+        """Makes room for an item of num_tokens tokens in addition to num_new tokens, which earlier items of the same
+        chunk will take. Evicts unused embeddings as needed. Returns False, and evicts none, if embeddings in use leave
+        too little room.
         """
         if num_tokens + num_new > self.max_tokens - self.num_used_tokens:
             return False

@@ -12,8 +12,8 @@ _SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
 
 
 def is_beside(path: Path) -> bool:
-    """True if the file is a trace or a result of a load generator: by its name, or because it has the report that a
-    load generator printed.
+    """True if the file can give the load of a deployment: a trace or a result of a load generator by the file's name,
+    or a report that a load generator printed.
     """
     return path.suffix in _SUFFIXES or is_printed(path)
 

@@ -37,8 +37,8 @@ _NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\b
 
 @dataclass
 class Imported:
-    """A scenario that was made of a deployment, as plain data. understood, aside, assumed: texts on options that were
-    read, that were ignored, and on assumptions.
+    """A scenario that was made of a deployment, as plain data (`data`). understood: texts on options that were read.
+    aside: texts on options that were ignored. assumed: texts on assumptions.
     """
 
     data: dict[str, Any] = field(default_factory=dict)

@@ -83,8 +83,8 @@ def _parts(word: str) -> list[str]:
 
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
-    """The options in a file, which the script writes or which is in its folder. None: there is no such file. name: name
-    of the file.
+    """The options in an options file of trtllm-serve. The deployment's script may write the file, or the file lies in
+    the script's folder. None: there is no such file. name: name of the file.
     """
     written = process.written.get(name.removeprefix("./"))
     if written is None and not (name and (folder / name).is_file()):

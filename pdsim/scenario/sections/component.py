@@ -185,8 +185,8 @@ class Component:
     """
 
     def __init__(self, default: str | None = None, *, by_field: bool = False) -> None:
-        """default: name of the component whose settings a mapping without `use` gives; None: a mapping without `use` is
-        refused. by_field: True: a field that only one component has may take the place of `use`.
+        """default: name of the component that a mapping without `use` means; None: such a mapping is refused. by_field:
+        True: a mapping without `use` means the component that is named like one of the mapping's fields.
         """
         self.default, self.by_field = default, by_field
 

@@ -42,7 +42,7 @@ class NetworkSettings(Section):
     shared_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Bandwidth of one additional link that all transfers share. None: no such link."""
     gpus_per_nic: int = Field(default=1, ge=1)
-    """Number of neighbouring GPUs that share a NIC. GPUs are numbered prefill first."""
+    """Number of GPUs with consecutive numbers that share a NIC. GPUs of prefill have the lowest numbers."""
     transfer_latency: Duration | None = None
     """Time before the first byte of each batch of descriptors that a worker starts together. None: the transport's
     value. Transfers with staging have the latency of `staging`.

@@ -42,8 +42,9 @@ _MANY = 24
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""If the room next to the bars of a tornado figure is below this relative change, the percentages of its axis have one
-decimal."""
+"""The percentages of a tornado figure's axis have one decimal if the room next to the bars is below this relative
+change.
+"""
 
 
 @dataclass(frozen=True)

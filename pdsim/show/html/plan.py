@@ -190,8 +190,8 @@ def _value(one: Reading | None) -> Cell:
 
 
 def _classes(chosen: Row | None) -> list[Table]:
-    """Table of the results of each class of requests. chosen: the plan's cluster with its results; None: no cluster
-    meets the SLO. Empty: there is no table.
+    """A list with the table of the results of each class of requests. Empty list: no cluster meets the SLO, or requests
+    have no classes. chosen: the plan's cluster with its results; None: no cluster meets the SLO.
     """
     rows = [
         [

@@ -137,8 +137,8 @@ class SpeculativeExecutor(CountingExecutor):
     """
 
     def __init__(self, outputs: Mapping[int, Spans], accepted: Callable[[int], Iterator[int]]) -> None:
-        """outputs: as of Executor. accepted: function from a request id to an iterator, which yields for each step the
-        number of tokens that the step gives to the request.
+        """outputs: output tokens of each request, by request id. accepted: function from a request id to an iterator,
+        which yields for each step the number of tokens that the step gives to the request.
         """
         super().__init__(outputs)
         self._accepted = accepted

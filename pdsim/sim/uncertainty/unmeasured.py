@@ -22,7 +22,9 @@ _TERMS = {
     "decode_attention": ("reading KV", "attention"),
     "all_reduce": ("all-reduce", "all-reduce"),
 }
-"""For each operator: the name of its term in a step, and its name in messages."""
+"""Two names for each operator: the name that a step's terms have for the operator's time, and the name that messages
+have for the operator.
+"""
 _LEAST_SHARE = 0.05
 
 

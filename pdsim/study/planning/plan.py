@@ -24,8 +24,8 @@ class Row(NamedTuple):
     outcome: Outcome
     """How the cluster does under the SLO, over all its seeds."""
     limit: Limit | None = None
-    """The resource that causes a cluster to miss the SLO, for the limit that the cluster misses most. None: the cluster
-    meets the SLO, or the resource is not known.
+    """The scarce resource that makes the cluster miss the SLO. If the cluster misses several of the SLO's limits: the
+    resource for the limit that is exceeded most. None: the cluster meets the SLO, or the resource is not known.
     """
     repeated: Sequence[Outcome] = ()
     """Outcomes of repeated runs with slightly faster and slower messages. They differ by chance. Empty: the cluster's

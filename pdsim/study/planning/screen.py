@@ -10,9 +10,7 @@ from pdsim.study.verdict.confidence import END, Confidence, by_chance, by_chance
 from pdsim.study.verdict.outcome import SATURATED, Outcome
 
 _MOST_TERMS = 2
-"""Maximum number of the SLO's limits that have a column in the table of clusters. The table of limits lists all of
-them.
-"""
+"""Maximum number of the SLO's limits for which the table of clusters has a column. A further table shows all limits."""
 
 
 class TextTable(NamedTuple):

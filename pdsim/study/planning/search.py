@@ -67,8 +67,9 @@ def search(
 
 
 def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """The clusters at the lowest price at which a cluster meets the SLO, those furthest below the limits first. Empty:
-    no cluster meets the SLO. tried: the simulated clusters, with their outcomes.
+    """Returns the cheapest clusters that meet the SLO. They have equal prices, and are sorted by their distance to the
+    SLO's limits, the largest distance first. Empty: no cluster meets the SLO. tried: the simulated clusters, with their
+    outcomes.
     """
     meeting = [one for one, outcome in tried.items() if outcome.meets]
     least = min((one.price_per_h for one in meeting), default=0.0)

@@ -147,8 +147,9 @@ class Judged(NamedTuple):
 
 
 def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
-    """A sentence, if repeated runs with slightly faster or slower messages give another answer than `found`. Empty: all
-    give the same answer. repeated: their answers. They are made for recorded loads, which seeds do not vary.
+    """A sentence that says how many runs give another answer than `found`. Empty: all give the same answer. repeated:
+    answers from runs with slightly faster or slower messages, which are made if the load is a recorded trace, because
+    seeds do not change such a load.
     """
     others = [_said(one.verdict) for one in repeated if not one.holds(found)]
     if not others:

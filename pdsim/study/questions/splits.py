@@ -127,8 +127,8 @@ def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
 
 
 def _crossover(study: Study) -> list[str]:
-    """Lists the better kind of cluster for each prompt length that was tried. Empty: the question tried only one
-    length.
+    """A sentence with the better cluster for each prompt length that was tried: aggregated, or prefill and decode
+    apart. Empty: the question tried only one length.
     """
     lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
     if not lengths:

@@ -19,8 +19,8 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3
-"""Number of best points that a sweep also simulates with the fastest and with the slowest step times. Each costs two
-further runs.
+"""Number of best points that a sweep also simulates with the fastest and with the slowest step times. Each of these
+points takes two more runs.
 """
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")

@@ -129,8 +129,8 @@ def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Qu
     """Reads the data types of a quantised checkpoint. None: no module is quantised.
 
     in_config: config.json's quantization_config. beside: content of ModelOpt's file next to config.json, which is read
-    if in_config is empty. expert_dtype: config.json's field of this name (DeepSeek V4). Raises EntryError if the types
-    cannot be expressed.
+    if in_config is empty. expert_dtype: config.json's field of this name (DeepSeek V4). Raises EntryError if a catalog
+    entry has no way to express these types.
     """
     where, given = "quantization_config", in_config
     if not given and beside is not None:

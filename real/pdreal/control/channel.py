@@ -142,8 +142,8 @@ class Channel:
 
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
         """Sends a message. The message is dropped if the receiving process is not connected. to: name of the receiving
-        state machine or process. extra: see Envelope.extra. payload: any object that pickle can send; only for
-        processes of the same instance, or for a host's agent.
+        state machine or process. extra: data for which the message has no field (Envelope.extra). payload: any object
+        that pickle can send; only for processes of the same instance, or for a host's agent.
         """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]

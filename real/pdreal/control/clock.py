@@ -12,7 +12,7 @@ class Timeline:
     """Time since an epoch, and alarms on an event loop."""
 
     def __init__(self, epoch_ns: int, loop: AbstractEventLoop) -> None:
-        """epoch_ns: the epoch by the monotonic clock, in ns. The caller may set the epoch later."""
+        """epoch_ns: moment when the run's clients start, in ns of the monotonic clock. The caller may set it later."""
         self.epoch_ns = epoch_ns
         self.loop = loop
 

@@ -48,7 +48,9 @@ class Sampling(NamedTuple):
     stop_token_ids: tuple[int, ...] = ()
     """Ids of the stop tokens, which end the output."""
     temperature: float = 0.0
-    """This field and the next five are those of Draw."""
+    """Temperature at which tokens are drawn; at most 0: the likeliest token is chosen. The next five fields have the
+    same meaning as in Draw.
+    """
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0

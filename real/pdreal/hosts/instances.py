@@ -250,8 +250,9 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Waits until instances hold nothing of any request. Returns descriptions of what they still hold. Instances
-        that do not answer are killed; instances that were given up before are not asked.
+        """Waits until no request holds memory or slots of an instance. Returns a text for each instance in which
+        requests still hold some after a time limit. Instances that do not answer are killed. Instances that the
+        launcher has already given up are not asked.
         """
         self._stopping = True
         loop = asyncio.get_running_loop()

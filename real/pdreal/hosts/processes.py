@@ -105,7 +105,9 @@ class Processes:
 
 @cache
 def claim_temp_dir() -> None:
-    """Makes multiprocessing keep its socket in a folder that a later start removes if this process is killed."""
+    """Makes multiprocessing keep its socket in a folder of this run. The folder is removed when this process ends. If
+    the process is killed, a later run removes the folder.
+    """
     folder = ScratchFolder()
     Finalize(None, folder.cleanup, exitpriority=-200)  # after multiprocessing has removed what is its own
     before, tempfile.tempdir = tempfile.tempdir, str(folder.path)

@@ -59,10 +59,10 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """Yields rows as they are measured. Shapes that this machine cannot run are reported.
+        """Yields rows as they are measured. left_out: called with a text for each shape that this machine cannot run.
 
-        Rounds repeat all measurements. If the machine is slow for a time, this affects a few shapes of one round, and
-        the other rounds outvote them.
+        Each round repeats all measurements. If the machine is slow for a while, only a few shapes of one round are
+        slow, and the fit follows the other rounds.
         """
         torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
         for _ in range(self.rounds):
@@ -201,8 +201,8 @@ def measurement(
 
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """Returns the kinds that `only` names. None: all kinds that the flags allow, without storage. possible: kinds that
-    the flags allow.
+    """Returns the kinds of measurements that `only` names, a text such as "prefill,decode". If `only` is None: all
+    possible kinds except storage. possible: kinds that the options of the command allow.
     """
     if only is None:
         return tuple(kind for kind in possible if kind != "storage")

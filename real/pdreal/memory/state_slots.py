@@ -97,8 +97,9 @@ class StateSlots:
         return StateUse(source, leased.own, slot, tracked - start)
 
     def of_step(self, request_id: int, num_tokens: int) -> tuple[int, int]:
-        """Returns the slot of a running request's state, and the slot for a state to cache (0: none). num_tokens:
-        number of tokens that have changed the state when the step is done.
+        """Returns two slots for a step of a running request: the slot of its own linear-attention state, and the slot
+        into which the step copies this state for the prefix cache (0: it copies none). num_tokens: number of tokens
+        that the state covers after the step.
         """
         leased = self._of(self._instance.lease(request_id))
         cache = self._cache

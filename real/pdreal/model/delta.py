@@ -154,7 +154,9 @@ def prefill_recurrence(states: StatePool, batch: PrefillBatch) -> Recurrence:
 
 
 class KernelPrefill:
-    """The recurrence over the chunks of a prefill forward, computed by GPU kernels."""
+    """Computes the convolution and the recurrence of a gated delta net over the chunks of a prefill forward, with GPU
+    kernels.
+    """
 
     def __init__(self, states: StatePool, chunks: "Chunks") -> None:
         self._states = states

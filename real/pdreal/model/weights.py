@@ -175,7 +175,7 @@ class LatentHeads:
     """
 
     keys: Tensor
-    """Projections to keys, [heads, plain, latent rank]. plain: width of a key without its rotated part."""
+    """Projections from latents to keys, [heads, width, latent rank]. width: width of a key without its rotated part."""
     values: Tensor
     """Value projections, [heads, value, latent rank]."""
     scale: float

@@ -389,7 +389,10 @@ class Executor:
 
 
 def _draw(sequence: _Sequence, position: int) -> Draw | None:
-    """Returns the rule for choosing a token. The rule depends on neither the instance nor the number of retractions."""
+    """Returns the rule by which the token at this position of the sequence is drawn. None: the likeliest token is
+    chosen, and no log probabilities are requested. The rule depends neither on the instance nor on earlier retractions,
+    so another instance draws the same token.
+    """
     sampling = sequence.sampling
     if sampling.is_plain:
         return None

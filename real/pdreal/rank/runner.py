@@ -89,7 +89,9 @@ _WARM_UP_TOKENS = 8192
 """Number of tokens of the largest warm-up forward of an instance that computes prompts: the size of a chunk on GPUs
 with as much memory as an H200."""
 _FEW_TOKENS = 2048
-"""Warm-up lengths up to this number of tokens are 128 tokens apart at most. Longer ones are 512 tokens apart."""
+"""Number of tokens up to which the prompt lengths of warm-up forwards are at most 128 tokens apart. Longer lengths are
+512 tokens apart.
+"""
 
 
 class ModelRunner:

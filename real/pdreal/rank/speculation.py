@@ -62,8 +62,9 @@ class Speculation:
 
     @classmethod
     def of(cls, scenario: Scenario) -> "Speculation | None":
-        """Returns the speculation of a resolved scenario, which accepts as many tokens as in the simulation
-        (Simulation._executor_of).
+        """Makes the Speculation of a resolved scenario. Each step accepts as many drafts as in the simulation, because
+        the numbers come from the same random streams (Simulation._executor_of). None: the scenario has no speculative
+        decoding.
         """
         acceptance, streams = scenario.acceptance, Streams(scenario.seed)
         if acceptance is None:

@@ -168,7 +168,9 @@ class Answer:
         self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[Part]:
-        """Yields parts. Each has at least one new token, except perhaps the last."""
+        """Yields the parts of the answer as they arrive. Each part has at least one new token. Only the last part may
+        have text alone: text that was held back because a stop text might have begun with it.
+        """
         async for new in self._request:
             self._meter.add_tokens(len(new), self.num_cached_tokens)
             self.service.entrance.served(self)

@@ -125,7 +125,9 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """True if `write_tokenizer` wrote the folder. A checkpoint's config.json has more fields."""
+    """True if the folder was written by `write_tokenizer`, whose config.json has the field vocab_size only. The
+    config.json of a checkpoint has more fields.
+    """
     try:
         config = read_json(folder / "config.json")
     except (OSError, InputError):

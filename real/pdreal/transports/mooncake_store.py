@@ -85,7 +85,9 @@ class MooncakeStore:
         return not any(codes)
 
     def _note_failure(self, what: str, code: int) -> None:
-        """Logs a failure, unless an earlier call of its kind failed with the same code. what: kind of the call."""
+        """Logs a failed call of the store, unless a call of the same kind has failed with the same code before. what:
+        kind of the call.
+        """
         if code < 0 and f"{what} {code}" not in self._failures:
             self._failures.add(f"{what} {code}")
             _LOG.warning("Mooncake's store: a %s failed (code %d); its pages count as missing", what, code)

@@ -7,8 +7,9 @@ thread waits for its stream before it passes results to another thread.
 import torch
 
 _BEFORE_FORWARDS = -1
-"""Priority of copy streams. torch keeps a pool of streams for each priority, so a copy stream is never also the compute
-stream."""
+"""Priority of copy streams: higher than that of forwards. torch keeps a pool of streams for each priority, so a copy
+stream is never also the compute stream.
+"""
 
 
 def compute_stream(device: torch.device) -> torch.cuda.Stream:
