@@ -98,8 +98,7 @@ class DecodeHostOverhead(NamedTuple):
     decode."""
     launch_ns: float = 0
     """Time in ns of launching a prefill forward, in an instance whose scheduler loop runs both prefill and decode. A
-    forward ends no earlier than its launch.
-    """
+    forward ends no earlier than its launch."""
     launches_ahead: bool = False
     """True: the launch of a forward directly behind another forward begins while that forward runs."""
 

@@ -25,7 +25,7 @@ from pdsim.dataclass import dataclass
 from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 
-_RETRY = 1_000_000_000
+_RETRY: Final = 1_000_000_000
 """Distance between the ids of two attempts of a request: retry N of request R has the id N * _RETRY + R. Ids of
 requests are smaller than _RETRY.
 """
