@@ -172,8 +172,9 @@ def packed_prefill_reference(
     num_all: Sequence[int],
     window: int = 0,
 ) -> torch.Tensor:
-    """Returns the attention of the last num_new tokens of each packed sequence to its num_all tokens, in float64.
-    window: number of last tokens that each token sees, including itself; 0: all.
+    """Returns the causal attention of packed sequences in float64. num_new: number of last tokens of each sequence,
+    which have queries. num_all: number of all tokens of each sequence, which have keys and values. window: number of
+    last tokens that each token sees, including itself; 0: all.
     """
     group = query.shape[1] // key.shape[1]
     parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), strict=True)

@@ -164,7 +164,9 @@ def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exce
 
 
 def _open_closed_streams() -> None:
-    """Opens /dev/null for each standard stream that the caller closed, whose descriptor a file would get otherwise."""
+    """Opens /dev/null for each standard stream that the caller closed. Otherwise the next opened file would get the
+    descriptor of the closed stream, and output would go into the file.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115, PTH123  until the end

@@ -65,9 +65,10 @@ def validate_suite(
     quiet: bool,
 ) -> None:
     """Validates a matrix and prints the errors of its simulations. name: the matrix's folder, or its name in
-    `experiments`. profile, runs: used instead of the matrix's own profile and folder of real runs. real_only: only
-    makes missing real runs. Exits with 1 if a real run, or a request of a simulation, failed, or if real and simulated
-    runs differ in anything but times. quiet: True: prints JSON, and no progress.
+    `experiments`. profile: profile to use instead of the matrix's. runs: folder of real runs to use instead of the
+    matrix's. real_only: True: only makes missing real runs. quiet: True: prints JSON, and no progress. Exits with 1 if
+    a real run or a simulated request failed, or if real and simulated runs differ in more than times (such as cached
+    tokens or bytes).
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)

@@ -280,9 +280,9 @@ def validate(
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
-    """Prints the errors of a simulation against the times that clients of a server measured, and the stages of the
-    simulated time. observed: folder of the measured times. profile: step times to simulate with; None: those of the
-    scenario. quiet: True: prints JSON, and no progress.
+    """Simulates the loads of a measured server. Prints the errors of the simulated times against the times that clients
+    measured, and the mean simulated time of each stage. observed: folder of the measured times. profile: step times to
+    simulate with; None: those of the scenario. quiet: True: prints JSON, and no progress.
     """
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests

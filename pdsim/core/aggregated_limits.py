@@ -79,8 +79,9 @@ class AggregatedRequest(RunningRequest):
 
 
 class ReceiveInterval:
-    """SGLang's loop takes new requests after each forward with prompts, while it is idle, and after every n-th decode
-    step (--scheduler-recv-interval; 0.5.23, managers/scheduler_components/recv_skipper.py:66).
+    """Decides how many decode steps begin before an instance takes new requests. SGLang's loop takes new requests after
+    each forward with prompts, whenever it is idle, and after every n-th decode step (--scheduler-recv-interval; 0.5.23,
+    managers/scheduler_components/recv_skipper.py:66).
     """
 
     def __init__(self, num_steps: int) -> None:

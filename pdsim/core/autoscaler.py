@@ -76,7 +76,7 @@ class Role:
     page_use: float = 0.0
     """Mean share of pages that requests hold, over the serving and draining servers."""
     num_serving: int = 0
-    """Number of serving and draining servers."""
+    """Number of servers that compute requests: serving and draining servers."""
 
 
 class Autoscaler:

@@ -22,8 +22,9 @@ class EngineRules:
     further page for each request that it begins.
     """
     resumes_by_tokens: bool = False
-    """Number of tokens that must be free before a retracted request resumes. True: the request's number of tokens.
-    False: this number, rounded up to whole pages."""
+    """Condition for resuming a retracted request. True: the request's number of tokens must be free. False: the number
+    of free tokens must cover all pages of the request.
+    """
     counts_every_insert: bool = False
     """Number of uses that a cached node counts. True: one for each insert. False: one for each request."""
     refreshes_waiting: bool = True

@@ -33,7 +33,9 @@ class Request:
     num_cached_tokens: int = 0
     """Number of the request's tokens that the prefix cache had when a forward first took the request."""
     num_scheduled_tokens: int = 0
-    """Number of the request's tokens that were cached or that forwards have taken so far."""
+    """Number of the request's tokens that were cached or that forwards have been given to compute so far, forwards
+    under way included.
+    """
     num_computed_tokens: int = 0
     """Number of the request's tokens that were cached or that ended forwards have computed."""
     num_tried_tokens: int = 0

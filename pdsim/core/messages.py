@@ -66,8 +66,9 @@ class NewRequest:
     vLLM server must read. Empty: the prompt has none, all embeddings have arrived, or an SGLang server encodes them
     itself."""
     encode_ids: tuple[str, ...] = ()
-    """For each item of `media`: vLLM's encode instance that has encoded it. Empty: no encode instance has encoded an
-    item."""
+    """For each item of `media`: vLLM's encode instance that has encoded the item. An empty tuple: no encode instance
+    has encoded an item of the request.
+    """
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -280,8 +281,8 @@ class AskStaging:
 
 @dataclass(frozen=True, slots=True)
 class StagingLent:
-    """Receiver to sender: the span of each cell. The sender may write to a span as soon as the watermark has passed the
-    span.
+    """Receiver to sender: places of the request's cells in the staging ring. The sender may write a cell as soon as the
+    ring has freed its place (the watermark has passed the place).
     """
 
     request_id: int
@@ -656,7 +657,7 @@ class PrefetchKv:
 
 @dataclass(frozen=True, slots=True)
 class StopPrefetch:
-    """Storage begins no further read for this prompt, and reports when reads under way have ended."""
+    """Tells storage to begin no further read for this prompt, and to report when the reads under way have ended."""
 
     request_id: int
 

@@ -41,7 +41,9 @@ class ColdServer:
     """Number of decode steps since the start. Keys: number of requests, rounded up to a power of two."""
 
     def forward_stall_ns(self, step: PrefillStep) -> int:
-        """Returns the stall in ns before a forward. The caller makes one call per forward, in order."""
+        """Returns the time in ns for which a forward waits until a kernel of its size is compiled; 0 if the kernel is
+        compiled already. The caller makes one call per forward, in order.
+        """
         kernel = _power_of_two(len(step.chunks)), self._num_allocated_pages % self.num_variants
         stall_ns = 0 if kernel in self._compiled else self.prefill_kernel_ns
         self._compiled.add(kernel)

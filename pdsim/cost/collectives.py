@@ -143,7 +143,7 @@ class Gathers(NamedTuple):
     """Additional time in ns for each token."""
 
     def ns(self, num_tokens: float) -> float:
-        """Returns the time in ns for num_tokens tokens; 0 without tokens."""
+        """Returns the time in ns of all collectives for num_tokens tokens; 0 without tokens."""
         return self.fixed_ns + num_tokens * self.token_ns if num_tokens else 0.0
 
 

@@ -52,7 +52,9 @@ class SwapCosts:
     """Rate in bytes per second of copies to host memory."""
 
     def step_ns(self, step: HiSparseStep, computing_ns: int) -> int:
-        """Time in ns by which copies prolong this step. computing_ns: duration of the step without reading KV."""
+        """Time in ns by which copies between GPU and host memory prolong this step. computing_ns: duration of the step
+        without the time of reading KV.
+        """
         filled = step.num_filled_tokens * self.token_bytes / self.load_bandwidth
         saved = step.num_saved_tokens * self.token_bytes / self.save_bandwidth
         return round(1e9 * (filled + saved) + self._swap_ns(step, computing_ns / self.num_layers))

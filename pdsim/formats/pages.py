@@ -89,8 +89,8 @@ COUNTERS = (
 )  # fmt: skip
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
 _OF_RAY = re.compile(r"^(?:ray_)?(vllm|sglang)[:_]")
-"""Beginning of metric names from Ray, and from stores that allow no colon: ray_vllm_num_requests_running stands for
-vllm:num_requests_running.
+"""Matches the beginning of metric names that Ray has changed: Ray puts ray_ before the name, and some stores replace
+the colon. So ray_vllm_num_requests_running stands for vllm:num_requests_running.
 """
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 

@@ -17,8 +17,9 @@ from pdsim.scenario.sections.encoding import EncodeSettings
 BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
-"""SGLang: value of --encoder-bootstrap-port of the server with number 0. vLLM: port at which servers fetch embeddings
-from an encode instance with number 0. With number n, the port is higher by n."""
+"""SGLang: value of --encoder-bootstrap-port of server 0. vLLM: port at which servers fetch embeddings from encode
+instance 0. For server or encode instance n, the port is higher by n.
+"""
 PROXY = "disagg_epd_proxy.py"
 
 

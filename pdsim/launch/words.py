@@ -19,11 +19,12 @@ class Expanded(str):
 
 
 def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
-    """The words of a command. program: words that start the program. flags: pairs of an option without its dashes, and
-    its value. An option with value True has no value on the command line; an option with None or False is left out.
+    """The arguments of a command line. program: first arguments, such as the executable. flags: pairs of an option
+    without its dashes, and its value. An option with value True has no value on the command line; an option with None
+    or False is left out.
 
     A value that begins with a dash is joined to its option, so that it is not read as another option. Raises
-    ConfigError for a word that no command line can have.
+    ConfigError for an argument that no process can receive.
     """
     found = list(program)
     for name, value in flags:

@@ -36,9 +36,9 @@ def _sequence_json(value: Any) -> Any:
 
 
 class _Objects:
-    """The messages, steps and results in a block of the journal, each once and with a number, by which the block's
-    calls name it. Objects are told apart by Python's id(), which stays valid because the block's calls keep the objects
-    alive.
+    """The messages, steps and results in a block of the journal. Each is stored once and has a number, and calls of the
+    block refer to the number. Objects are told apart by Python's id(), which stays valid because the block's calls keep
+    the objects alive.
     """
 
     def __init__(self) -> None:

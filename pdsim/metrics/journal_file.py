@@ -84,8 +84,8 @@ def proves_its_journal(summary: Mapping[str, Any]) -> bool:
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Reads the calls of a journal. Raises RunFolderError if the journal is damaged, or if its lines do not have the
-    number and digest that the summary gives.
+    """Reads the calls of a run's journal. Raises RunFolderError if the journal is damaged, or if the number or the
+    digest of its lines differs from the run's summary.
 
     For a run of an earlier release, only the number of finished requests is compared.
     """

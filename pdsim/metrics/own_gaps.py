@@ -102,8 +102,9 @@ class OwnGaps:
         self._gaps.pop(attempt, None)
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
-        """The values of OWN_ITL in ms for a request that has finished. If the request has a single token, all values
-        are 0. Empty: percentiles are not collected.
+        """Ends the record of a finished request, and returns the values of the metrics OWN_ITL in ms: percentiles and
+        maximum of the gaps between the request's tokens. A request of one token has zeros. Empty: percentiles are not
+        collected. attempt: number of the request's attempt.
         """
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
@@ -170,8 +171,8 @@ def _gaps(stay: _Stay) -> Iterator[Run]:
 
 
 def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """Yields the runs (progressions of values, see pdsim.metrics.distribution), cut so that they have `count` values in
-    all.
+    """Yields the first `count` values of `runs`. A run is an arithmetic progression of values (see
+    pdsim.metrics.distribution); the last run is cut to the right length.
     """
     for first, growth, length, weight in runs:
         if count <= 0:

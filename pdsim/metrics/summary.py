@@ -12,7 +12,7 @@ from pdsim.metrics.distribution import Run, RunSamples, Samples
 from pdsim.metrics.records import HostCopyRecord, RequestRecord, RunRecords, ServerRecord, StepRecord
 
 TailMetric = Literal["ttft", "tpot", "e2e"]
-"""The metrics by which `tail` can rank requests."""
+"""Metrics by which `pdsim explain` can choose the slowest requests."""
 _MS: Final = 1e6
 _S: Final = 1e9
 

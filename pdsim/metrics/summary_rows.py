@@ -112,7 +112,9 @@ _IF_ANY = {
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """The rows to show, each with the value of each run."""
+    """All rows of a table of summaries, each with the values of all runs. Leaves out rows of rare events (_IF_ANY) that
+    are 0 in every run.
+    """
     summaries = list(summaries)
     rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
     return [(row, values) for row, values in rows if row.field not in _IF_ANY or any(values)]

@@ -91,9 +91,10 @@ class LlmD:
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """Maximum additional queueing time for a cached prompt. Compares the shortest queueing time among the instances
-    that reach affinity_threshold with the shortest among the other instances. If the first is longer by more than this
-    time, all instances are scored. 0: no maximum."""
+    """Maximum additional queueing time for a cached prompt. The shortest queueing time among the instances that reach
+    affinity_threshold may exceed the shortest among the other instances by this time. If it exceeds it by more, all
+    instances are scored. 0: no maximum.
+    """
     peak_prefill_tokens_per_s: float = 15928.0
     """Prefill rate in tokens per second that converts uncached tokens at an instance into queueing time."""
     refresh_metrics_interval_ns: int = 50 * _MS_NS

@@ -113,7 +113,7 @@ class CacheAwareOrder:
     """
 
     sorts_long_queues: ClassVar[bool] = False
-    """False: a queue of more than 128 prompts is not sorted."""
+    """True: queues of any length are sorted. False: a queue of more than 128 prompts is not sorted."""
 
     def select(self, view: PrefillView) -> Iterable[Pick]:
         waiting = list(view.waiting)

@@ -312,7 +312,9 @@ def _of_roles(scenario: "Scenario") -> str:
 
 
 def _of_costs(scenario: "Scenario") -> str:
-    """Says that a cost has no time at all, which would make every step free. Empty: all costs have times."""
+    """Error text if all times of a cost are 0, so that every step would take no time. Empty: every cost has a time
+    above 0.
+    """
     costs = {"prefill": scenario.cost.prefill, "decode": scenario.cost.decode}
     empty = [role for role, cost in costs.items() if isinstance(cost, Affine) and not cost.has_terms]
     what = "the cost has no times, so every step would take 0 ns; give at least one time"

@@ -251,7 +251,7 @@ class Scenario(Section):
 
     @property
     def engine_warnings(self) -> list[str]:
-        """Warnings about loads under which a real server of this release would die, but the simulated one goes on."""
+        """Warnings about known crashes of the engine's release; the simulation goes on where a server would crash."""
         if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
             return []
         dies = "decode.radix_cache: a server of SGLang 0.5.12 crashes when a retracted request continues"

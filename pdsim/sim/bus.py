@@ -102,7 +102,7 @@ class Driver:
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the speed of the instance's loop. pace: the speed as a share of the normal speed."""
+        """Sets the speed at which the instance's loop runs. pace: share of the loop's speed in a run without faults."""
         raise NotImplementedError
 
     def kill(self) -> None:

@@ -70,8 +70,8 @@ def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, singl
 
 
 def _own_gaps(scenario: Scenario, observation: Observation) -> OwnGaps | None:
-    """Returns the recorder of each request's ITLs. None: the observation does not ask for them, and tokens reach the
-    client one by one (stream interval 1).
+    """Returns the recorder of each request's ITLs. None: the run needs no recorder, because the observation does not
+    ask for ITLs of single requests and the client receives each token at once (stream_interval 1).
     """
     interval = scenario.servers[1].stream_interval
     if not observation.own_itl and interval == 1:

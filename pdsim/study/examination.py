@@ -28,9 +28,11 @@ class LoneRequest:
     term: Term
     """The term of the SLO that is missed most: whose value divided by its limit is largest."""
     reading: Reading
-    """The value of `term` over all requests, with its limit."""
+    """Over all requests: the value that the missed term limits, with its limit."""
     ratio: float
-    """The value of `term` over all requests, divided by its limit. Infinite if too many requests fail."""
+    """Over all requests: the value that the missed term limits, divided by its limit. Infinite if too many requests
+    fail.
+    """
     request: RequestRecord
     """The record of the request itself: its lengths, stages and times."""
 

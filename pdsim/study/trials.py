@@ -91,8 +91,8 @@ class Trials:
         return [outcome.ratio for outcome in self._outcomes(points)]
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
-        """For each cluster: its outcomes with slightly faster and with slower messages. These differ from the cluster's
-        own outcome by chance.
+        """For each cluster: its outcomes with slightly faster and with slightly slower messages, which show how much
+        outcomes change by chance. changes: for each cluster, the changes of the scenario that make it.
         """
         found = iter(self.whole([{**one, **jitter} for one in changes for jitter in self.base.jittered]))
         return [list(islice(found, len(JITTERS))) for _ in changes]
@@ -122,7 +122,7 @@ class Trials:
 
     def keep_as_sweep(self, name: str, slos: Mapping[str, Slo]) -> None:
         """Writes sweep.json and plan.jsonl into the folder of the runs, as a sweep does, so that `pdsim report` can
-        read the folder. name: of the sweep. slos: SLOs by name.
+        read the folder. name: name of the sweep. slos: SLOs by name.
         """
         self._work.store.write_head(name, slos)
         self._work.store.write_plan(self._planner.points)
@@ -169,8 +169,8 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _not_ending_early(self, point: Point) -> Point:
-        """A copy of the point whose runs do not end early, although they may miss the SLO. If an earlier run was
-        allowed to end early, but did not, its result is used again.
+        """A copy of the point whose runs go on although they may miss the SLO. If a run that was allowed to end early
+        has gone on to its end, the copy uses the result of this run.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

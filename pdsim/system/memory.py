@@ -221,8 +221,9 @@ class Layout:
 
     @property
     def sends_to_experts(self) -> bool:
-        """True if a token is sent to the GPUs of its experts only. Outside of attention, each GPU then has a share of
-        its instance's tokens (SGLang 0.5.23, layers/layer_boundary/factories.py:262). False: each GPU gets all tokens.
+        """True if each GPU computes the layers outside attention for its own share of the instance's tokens only, and
+        sends a token to the GPUs of its experts (SGLang 0.5.23, layers/layer_boundary/factories.py:262). False: each
+        GPU gets all tokens.
         """
         backend = self.moe_a2a_backend or ("deepep" if self.dp > 1 and self.num_domains > 1 else "none")
         return self.num_server_gpus > 1 and self.has_whole_experts and backend != "none"
@@ -236,8 +237,8 @@ class Layout:
 
     @property
     def kv_token_bytes(self) -> int:
-        """KV bytes of one token on one rank: of the model's and the draft's layers, with indexer keys. Each rank has
-        the draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
+        """KV bytes of one token on one rank, for the layers of the model and of the draft model. Keys of an indexer are
+        included. Each rank has the draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
         """
         own, index = self.read_token_bytes, self.model.attention.index_token_bytes
         drafts = (own * self.dcp + index) * self.num_draft_layers // self.model.attention.num_layers
@@ -261,7 +262,8 @@ class Layout:
         SGLang: layers with a window have a pool of their own, with a fixed share of the main pool's tokens. pdsim
         assumes that this second pool is never full. vLLM (0.33.0, v1/core/kv_cache_utils.py,
         get_max_concurrency_for_kv_cache_config; kv_cache_interface.py, max_admission_blocks_per_request): the mean over
-        the tokens of a request of max_context_tokens. Its windows also hold the tokens of two forwards under way.
+        the tokens of a request of max_context_tokens. Layers with a window keep the window's tokens and the tokens of
+        two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens

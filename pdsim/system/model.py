@@ -124,8 +124,9 @@ class LatentAttention:
 
     KIND: ClassVar = "latent"
     WINDOW_POOL_RATIO: ClassVar = 0.1
-    """SGLang's pool for windows holds this share of the main pool's tokens, with DeepSeek V4 (0.5.23,
-    arg_groups/model_overrides/deepseek_v4.py:48)."""
+    """Size of SGLang's pool for layers with a window, as a share of the main pool's tokens, with DeepSeek V4 (0.5.23,
+    arg_groups/model_overrides/deepseek_v4.py:48).
+    """
     has_window_pool: ClassVar = True
 
     num_layers: int

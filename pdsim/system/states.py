@@ -33,16 +33,16 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
 
 
 def grid_tokens(chunk_tokens: int, page_size: int) -> int:
-    """The prefix cache can keep a prompt's state after each multiple of this number of tokens (mamba_checkpoint_grid of
-    SGLang 0.5.23). chunk_tokens: tokens after which kernels write a state.
+    """Returns the distance in tokens between the places of a prompt at which the prefix cache can keep a state
+    (mamba_checkpoint_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which kernels write a state.
     """
     return lcm(max(chunk_tokens, page_size), page_size)
 
 
 def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
-    """The prefix cache can keep a decoding request's state after each multiple of this number of tokens
-    (mamba_track_grid of SGLang 0.5.23). chunk_tokens: as of grid_tokens. track_interval: mamba_track_interval, in
-    tokens.
+    """Returns the distance in tokens between the places of a decoding request at which the prefix cache can keep a
+    state (mamba_track_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which kernels write a state.
+    track_interval: mamba_track_interval, in tokens.
     """
     return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 

@@ -1,4 +1,6 @@
-"""The controls of the page, and the numbers for the values that the user chooses."""
+"""Makes the controls of the page that `pdsim serve` shows, and computes the results for the values that the user
+chooses.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,8 +68,8 @@ class Board:
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """The possible values of each control, by control: "models", "gpus", "tp", "routers" and more. The key `now`
-        has the values with which the page starts, by control.
+        """The possible values of each control of the page, by the control's name, such as "models", "gpus", "tp" or
+        "routers". The key `now` has the values that the controls have when the page opens.
         """
         scenario, part = self._base.scenario, self._own_part
         prefill, decode = scenario.pair

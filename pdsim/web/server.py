@@ -36,7 +36,9 @@ class BoardServer:
         return web.json_response(self._board.controls())
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answers a question of the page. Status 409: a newer question arrived before this one was computed."""
+        """Answers a question that the page sends. Status 409: a newer question arrived before the computation of this
+        question began.
+        """
         if request.content_type != "application/json":  # what a page of another origin may send unasked
             raise web.HTTPUnsupportedMediaType(text="send application/json")
         chosen = await _object_of(request)
@@ -93,7 +95,7 @@ async def _from_here_alone(request: web.Request, handler: Any) -> web.StreamResp
 
 def serve(board: Board, port: int, opened: Callable[[str], None]) -> None:
     """Serves the page until the user interrupts. opened: called with the page's address. Raises OSError if another
-    program has the port.
+    program uses the port.
     """
 
     async def run() -> None:

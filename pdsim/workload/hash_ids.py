@@ -161,9 +161,9 @@ class TextBlocks:
         self._known: dict[tuple[int, Hashable], int] = {}
 
     def prompt(self, units: Sequence[Any], num_tokens: int | None = None) -> Spans:
-        """Makes a prompt of num_tokens tokens. units: the prompt's token ids, or its characters. Each block of 16
-        tokens stands for as many units as the constructor's argument `block` says. num_tokens: None: one token per
-        unit.
+        """Makes a prompt of num_tokens tokens. units: the prompt's token ids or characters, which only decide the
+        blocks that the prompt shares with others: as many units as the constructor's argument `block` make one block of
+        16 tokens. num_tokens: None: as many as units.
         """
         size, num_tokens = self._size, len(units) if num_tokens is None else num_tokens
         ids: list[int] = []

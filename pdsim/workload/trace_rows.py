@@ -52,18 +52,18 @@ class RowTrace(TimedTrace):
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None
-    """Meaning of prompt lengths in later turns of a session, if no ids identify their prompts. true: length of the new
-    input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than prompt and output of
-    the turn before, with a warning.
+    """Meaning of prompt lengths in later turns of a session, for traces without ids of tokens or blocks. true: length
+    of the new input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than prompt and
+    output of the turn before, with a warning.
     """
 
     unit: ClassVar[str] = ""
-    """The format's unit of arrival times whose field name tells none. Empty: the format has no fixed unit."""
+    """The format's unit of arrival times, for field names that name no unit. Empty: the format has no fixed unit."""
     clock_s: ClassVar[float] = _DAY_S
     """If the first request arrives at this time in s or later, arrival times are taken as times of day or dates, and
     are counted from the first request."""
     usual_unit: ClassVar[str] = ""
-    """Unit of the field `timestamp` in this format, if its values fit several units. Empty: inferred."""
+    """Unit of the format's field `timestamp`, used if the values leave the unit open. Empty: the values decide."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,8 @@
 """Causal attention of prompts packed one after another over the pages of their KV, for CUDA graphs.
 
-Computes reference.packed_prefill_reference, with keys and values in pages. A tile consists of neighbouring new tokens
-of one sequence. Programs read the list of tiles on the device, and each takes tiles and query heads in turn, so the
-same launch fits all batches of prompts.
+The result is that of reference.packed_prefill_reference, but keys and values are read from pages. A tile consists of
+neighbouring new tokens of one sequence. Programs read the list of tiles on the device, and each takes tiles and query
+heads in turn, so the same launch fits all batches of prompts.
 """
 
 from collections.abc import Iterable, Sequence

@@ -29,9 +29,9 @@ faster tilings need tensor descriptors in memory, which each launch must upload.
 def attend(q, v, scores, largest, total, out):
     """Adds a block of tokens to a running softmax, and returns its new (largest, total, out).
 
-    q: queries, which give the data type of products. v: values of the block. scores: exponents of 2, [queries, tokens].
-    largest: the largest score so far. total: sum of weights so far. out: weighted sum of values so far. Weights are
-    relative to the largest score.
+    q: queries, which give the data type of products. v: values of the block. scores: attention scores, [queries,
+    tokens], scaled so that 2**score is the weight. largest: the largest score so far. total: sum of weights so far.
+    out: weighted sum of values so far. Weights are relative to the largest score.
     """
     new_largest = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new_largest[:, None])

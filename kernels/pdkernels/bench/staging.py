@@ -79,8 +79,8 @@ def copy_us(arena: Arena, payload: int) -> float:
 
 
 def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
-    """Yields (side, case) for all combinations of side (gather or scatter), model, page size, target layout and length.
-    lengths: tokens of a request.
+    """Yields (side, case) for all combinations of side (gather or scatter), model of MODELS, page size, TP size of
+    decode, and length. lengths: numbers of tokens of a request.
     """
     for model, page_size, tokens in product(MODELS, page_sizes, lengths):
         yield "gather", Case(model, tokens, page_size, 4, 1)

@@ -1,8 +1,8 @@
 """Fits the times around steps: of the host's loops, and of requests and transfers on their way.
 
 A client of a server sees a step together with the times around it (HTTP, tokenizer, host): a prompt's TTFT is the
-forward plus an overhead. A stream that decodes on the same GPUs waits for the forward at most, so rows of kind `stall`
-separate the forward from the overhead. Prompts that arrive together show which part of the overhead is serial.
+forward plus an overhead. A stream that decodes on the same GPUs waits no longer than the forward lasts, so rows of kind
+`stall` separate the forward from the overhead. Prompts that arrive together show which part of the overhead is serial.
 """
 
 from collections.abc import Mapping
@@ -179,8 +179,8 @@ class RequestOverhead:
     """Sentences that say how the time was found."""
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
-        """Fields of front_end in ns: the serial part of the overhead as service times, and the rest as latency.
-        prefill: the fitted forwards.
+        """The overhead as fields of front_end in ns. The part that requests pass one after another becomes the service
+        time, and the rest becomes latency. prefill: the fitted times of prefill forwards.
         """
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
@@ -240,9 +240,9 @@ def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
 
 
 def _least_outside(new_tokens: Floats, beyond_ns: Floats) -> float:
-    """Returns the part of a TTFT in ns that lies outside the forward for every prompt: the median of beyond_ns over
-    prompts of similar length, for the length at which it is smallest. beyond_ns: for each prompt, the part of its TTFT
-    that running streams do not wait for. new_tokens: lengths of the prompts.
+    """Returns the time in ns that every prompt spends outside its forward. new_tokens: lengths of the prompts.
+    beyond_ns: for each prompt, its TTFT minus the time for which running streams waited. The result is the median of
+    beyond_ns over prompts of similar length, for the length with the smallest median.
     """
     lengths = np.round(np.log2(new_tokens))
     return float(min(np.median(beyond_ns[lengths == length]) for length in np.unique(lengths)))

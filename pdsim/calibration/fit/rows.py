@@ -113,7 +113,7 @@ PREFILL_GRAPHS = "prefill_graphs"
 ascend, separated by spaces.
 """
 A_COPY = "copy"
-"""Stands for the transport in rows of plain copies, which measure a link without a transfer engine."""
+"""Name, in place of a transport's, in rows of plain copies. They measure a link without a transfer engine."""
 
 
 class Ranks(NamedTuple):

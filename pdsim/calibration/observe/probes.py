@@ -328,9 +328,9 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 
 
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
-    """Keeps a fixed number of requests in flight. Returns the run as JSON: for each request its numbers of tokens and
-    its times in s since the first request was sent; and mean times of stages, if the server reports them. Sends no
-    request after `end_s`, in s of the monotonic clock.
+    """Sends a load to a server, with a fixed number of requests in flight. Returns the run as JSON: for each request
+    its numbers of tokens and its times in s since the first request was sent; and mean times of stages, if the server
+    reports them. Sends no request after `end_s`, in s of the monotonic clock.
     """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()

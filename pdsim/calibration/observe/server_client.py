@@ -94,8 +94,8 @@ OnEvent = Callable[[Completion], bool]
 
 
 class ServerClient:
-    """A client of one model on a server. Each completion has a connection of its own, which is open before its clock
-    starts.
+    """A client of one model on a server. Each completion has a connection of its own. The connection is open before the
+    completion's times begin to count.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ class Ranking:
     num_pairs: int
     """Number of pairs of configurations whose measured values differ clearly."""
     num_right: int
-    """Number of these pairs that the simulation ranks in the same order."""
+    """Number of pairs, among the num_pairs pairs, whose order is the same in the simulation as in the measurements."""
 
     @property
     def share(self) -> float | None:
@@ -258,7 +258,7 @@ def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: 
 
 
 def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
-    """The largest error of a metric that is accepted in each variant. None: any error."""
+    """The largest error that the suite accepts for a metric in any one variant. None: every error is accepted."""
     if metric.startswith("p99"):
         return tolerances.p99
     return tolerances.mean if metric.startswith(("mean", "request")) else None

@@ -56,9 +56,9 @@ class HiSparseBatch(RunningBatch[RequestT]):
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses, and
-        yields it before its pages are freed. A step that begins n pages in host memory must find n free GPU pages,
-        although its tokens go into existing buffers (mem_cache/allocator/hisparse.py:113, allocator/base.py:171).
-        keeps_last has no effect.
+        yields it before its pages are freed. If requests need n new pages of host memory in the step, n GPU pages must
+        be free as well, although the GPU keeps the new tokens in memory that the requests have already
+        (mem_cache/allocator/hisparse.py:113, allocator/base.py:171). keeps_last has no effect.
         """
         while self._lacks(leases := self._due(0, 1)):
             yield from self._give_way(policy, view)

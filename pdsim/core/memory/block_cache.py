@@ -1,4 +1,4 @@
-"""The prefix cache of a vLLM instance. Law: tests/laws/test_radix_cache.py."""
+"""The prefix cache of a vLLM instance, which stores KV in blocks. Law: tests/laws/test_radix_cache.py."""
 
 from collections.abc import Callable, Sequence
 

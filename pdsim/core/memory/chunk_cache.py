@@ -137,7 +137,9 @@ class ChunkCache:
 
     @property
     def is_asking(self) -> bool:
-        """True if the scheduler sleeps in each step, because a prompt waits for its lookup."""
+        """True if a prompt waits until storage has been searched for its chunks. The scheduler then sleeps in each
+        step.
+        """
         return any(not (lookup.is_over or lookup.is_dropped) for lookup in self.lookups.values())
 
     def must_wait(self, request_id: int, prompt: TokenSequence) -> bool:
@@ -199,8 +201,9 @@ class ChunkCache:
         return max(0, self.num_found(request_id, sequence, num_tokens) * self._chunk_pages - num_shared)
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
-        """Adds a command that copies chunks to these GPU pages. The chunks follow the first num_shared pages of
-        `sequence`.
+        """Adds a command that copies chunks of a prompt from host memory to the GPU pages `pages`. sequence: the
+        prompt's tokens. num_shared: number of the prompt's first pages that the GPU has already; the copied chunks
+        follow them.
         """
         num_chunks = (num_shared + len(pages)) // self._chunk_pages
         lookup = self.lookups.get(request_id)

@@ -267,7 +267,9 @@ class Prefetch:
     end: Node
     """Node of the host cache's tree at which the prompt's cached prefix ends. The prefetch locks this node."""
     pages: list[int]
-    """Host pages reserved for the prefetch, in the prompt's order. The host cache takes the first pages."""
+    """Host pages reserved for the prefetch, in the prompt's order. The host cache gets the pages that were read; the
+    others become free.
+    """
     begun_ns: int
     num_found: int = 0
     num_read: int = 0

@@ -43,7 +43,7 @@ class Lease:
     num_loaded: int = 0
     """Number of pages that were loaded from host memory when this request was admitted."""
     num_counted_tokens: int = 0
-    """Number of the request's first tokens whose nodes have already counted a use by this request."""
+    """Number of the request's first tokens for which the cache's nodes have counted that this request uses them."""
 
 
 NO_LEASE = Lease()
@@ -218,8 +218,9 @@ class KvCache:
         return 0 if self.host is None else self.host.num_loadable_pages(sequence, lease.num_shared, max_tokens)
 
     def load(self, lease: Lease, sequence: TokenSequence, num_pages: int, request_id: int) -> None:
-        """Loads num_pages pages from host memory into a newly opened lease, and caches them. With LMCache the prompt's
-        first forward caches them. The caller has checked that the pages fit.
+        """Loads num_pages pages from host memory into a newly opened lease, and caches the pages on the GPU. With
+        LMCache, the pages are cached only when the prompt's first forward ends. The caller has checked that the pages
+        fit.
         """
         if self.chunks is not None:
             self.grow(lease, num_pages)

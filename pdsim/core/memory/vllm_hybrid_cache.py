@@ -221,7 +221,7 @@ class VllmHybridCache(KvCache):
             self._keep(lease, lease.running, end)
 
     def end_chunk(self, lease: Lease) -> None:
-        """Releases the states that a computed chunk has read or left."""
+        """Releases the states that a computed chunk has read, and the states that it has stored for other requests."""
         if isinstance(lease, HybridBlocksLease):
             for state in lease.passed:
                 self._release(state, 1)
@@ -257,9 +257,9 @@ class VllmHybridCache(KvCache):
     # States.
 
     def _exports(self, start: int, end: int, prefill_end: int) -> bool:
-        """True if a forward of the tokens [start, end) leaves two states. The first belongs to the forward's last
-        token; kernels of FlashInfer and Mamba2 also export the state at the last block boundary before `end`
-        (v1/kv_cache_interface.py:1189). prefill_end: number of the request's tokens that are computed as a prompt.
+        """True if a forward of the tokens [start, end) writes two states: one after its last token, and one at the last
+        block boundary before `end`, which kernels of FlashInfer and Mamba2 export (v1/kv_cache_interface.py:1189).
+        prefill_end: number of the request's tokens that are computed as a prompt.
         """
         size = self.page_size
         return end >= prefill_end and start % size == 0 and (end - 1) // size > start // size
@@ -295,9 +295,9 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Ends one use of a state. If no use is left, the state can be evicted, in the order in which states and KV
-        became unused. shift: place of the state in this order: 1: directly after KV that was unused at the tree's last
-        access; -1: directly before this KV; None: its place from earlier.
+        """Ends one use of a state. A state without users can be evicted; states and KV are evicted in the order in
+        which they became unused. shift: the state's place in this order. 1: directly after KV that became unused at the
+        tree's last access. -1: directly before this KV. None: the state keeps its place.
         """
         state.num_users -= 1
         if state.num_users:

@@ -204,9 +204,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         return step, commands
 
     def _catch_up(self, now_ns: int) -> list[m.Command]:
-        """Does the work that vLLM leaves until a step is chosen: frees the pages of ended requests, queues preempted
-        requests that no step computes any more, and handles messages that came too late for this step. Returns the
-        commands of the messages.
+        """Does the work that vLLM postpones until it chooses its next step: frees the pages of ended requests, queues
+        preempted requests that no step computes any more, and handles messages that came too late for the step before.
+        Returns the commands that follow from the messages.
         """
         for batch in self._late_batches:
             batch.is_behind = False
@@ -290,7 +290,7 @@ class StagedVllmInstance(VllmDecodeInstance):
     @property
     def running(self) -> list[DecodeRequest]:
         """Requests that may be preempted, in the order in which they began to run: running requests of all
-        micro-batches, begun prompts, and ended requests whose end vLLM has not seen when it chooses a step.
+        micro-batches, begun prompts, and ended requests that vLLM still counts as running when it chooses a step.
         """
         found = [*self.micro.requests(), *self._builder.begun.values(), *self._closing]
         return sorted(found, key=lambda request: request.entry)
@@ -317,8 +317,8 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_beside(self) -> int:
-        """Number of requests by which the present micro-batch must be smaller than the maximum: requests of other
-        micro-batches, and ended requests that still hold pages.
+        """Number of places that are taken outside the present micro-batch: by requests of other micro-batches, and by
+        ended requests that still hold pages.
         """
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 

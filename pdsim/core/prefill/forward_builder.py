@@ -295,7 +295,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request.lease.table[num_shared - 1 : num_shared] == writer.lease.table[num_shared - 1 : num_shared]
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk, caches whole pages of the computed tokens, and returns the chunk's request."""
+        """Records a computed chunk, caches whole pages of the computed tokens, and returns the chunk's request."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:

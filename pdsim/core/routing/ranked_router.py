@@ -22,8 +22,9 @@ class RankedRouter(RoleRouter):
         role: str = "aggregated",
         memory: MemorySize = REMEMBERED,
     ) -> None:
-        """ranks: for each server, the instance ids of its ranks. rank_policies: for each server, the policy by which it
-        chooses a rank.
+        """ranks: for each server, the instance ids of its ranks. policy: chooses a server. rank_policies: for each
+        server, the policy that chooses one of its ranks. role: role of the servers. memory: size of the router's memory
+        of prompts.
         """
         super().__init__(list(ranks), policy, role, memory)
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}

@@ -34,8 +34,8 @@ class ActivePages:
 
 @dataclass(slots=True)
 class _Work:
-    """An unfinished request, its instance and its uncached prompt tokens. end: the handle by which ActivePages removes
-    its prompt.
+    """An unfinished request, its instance and its uncached prompt tokens. end: node of ActivePages at which the prompt
+    ends; the prompt is removed from there.
     """
 
     instance_id: str

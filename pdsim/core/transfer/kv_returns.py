@@ -16,14 +16,15 @@ from pdsim.dataclass import dataclass
 from pdsim.policy.views import TokenSequence
 
 LEAST_TOKENS = 64
-"""Minimum number of tokens for which KV is returned. If prefill lacks fewer tokens, it computes them again instead
-(vLLM, kv_recompute_threshold)."""
+"""Minimum number of tokens whose KV decode sends back to prefill. If prefill lacks the KV of fewer tokens, it computes
+them again instead (vLLM, kv_recompute_threshold).
+"""
 
 
 @dataclass(slots=True, eq=False)
 class Returning:
-    """KV that goes back from decode to prefill, and the lease with which one of the two instances holds it: KV of the
-    first num_tokens tokens of `sequence`.
+    """KV that decode sends back to prefill: KV of the first num_tokens tokens of `sequence`. On each of the two
+    instances, `lease` holds that instance's pages of the KV.
     """
 
     request_id: int

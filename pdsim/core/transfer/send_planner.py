@@ -246,7 +246,7 @@ class SendCursor:
 
 
 UNGRANTED = SendCursor(0, (), 1)
-"""Cursor of a request to which decode has not granted pages. This object never changes."""
+"""SendCursor of all requests to which decode has not granted pages. This object never changes."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -52,7 +52,9 @@ class EmbeddingReads:
         return True
 
     def poll(self) -> None:
-        """Begins reads that were granted, and takes those that have ended. Each step calls this first."""
+        """Begins the reads that encode instances have granted, and makes the embeddings of ended reads usable. Each
+        step calls this first.
+        """
         self._commands += [read.command for read in self._granted]
         arrived = {read.key for read in self._arrived}
         self.ready |= arrived

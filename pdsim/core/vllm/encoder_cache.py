@@ -62,9 +62,9 @@ class EncoderCache:
         return copy
 
     def choose(self, request: Request, num_tokens: int) -> MediaChoice:
-        """Returns how many of the next num_tokens tokens of a request a chunk may compute, and which items the step
-        must encode for them. The request uses kept embeddings from now on. For the embeddings of new items, the caller
-        then calls `take`.
+        """Returns how many of a request's next num_tokens tokens the step can compute, and which images and audio clips
+        of these tokens the step must encode first. Marks embeddings that are kept already as used by the request. If
+        the step encodes new items, the caller then calls `take`.
         """
         start = request.num_scheduled_tokens
         new: dict[MediaKey, int] = {}

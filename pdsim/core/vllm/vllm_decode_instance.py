@@ -167,8 +167,8 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Admission stops when num_active reaches this number. Only active requests in the batch take places. Each
-        other active request (its KV is on its way, or it is ready) therefore raises this number by 1.
+        """Decode admits requests while num_active is below this number: the number of places in the batch, plus the
+        number of active requests that take no place, because their KV is on its way or they are ready.
         """
         num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
         return self._num_places + num_slotless

@@ -426,5 +426,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
 
 def _prefill_end(request: Request) -> int:
-    """Number of tokens that are computed as a prompt: all tokens but the last output of a preempted request."""
+    """Number of the request's tokens that are computed as a prompt. For a preempted request: all tokens but the last
+    output.
+    """
     return max(request.num_prompt_tokens, request.num_tokens - 1)

@@ -255,7 +255,9 @@ def _transfer_config(read: Read, value: Value) -> None:
 
 
 def _extra_of(config: dict[str, Any]) -> dict[str, Any]:
-    """A connector's own settings. Empty if it has none, or no object."""
+    """A connector's own settings (kv_connector_extra_config). Empty if the config has none, or if they are no JSON
+    object.
+    """
     extra = config.get("kv_connector_extra_config")
     return extra if isinstance(extra, dict) else {}
 

@@ -260,8 +260,8 @@ _RUNNERS = {"docker", "podman", "nerdctl"}
 
 
 def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The program that the image of a `docker run` starts, and the arguments that the command gives it. None: not
-    known.
+    """Returns (the program in the image that a `docker run` starts, the arguments after the image's name). None: the
+    command has no image with a known program.
     """
     if not _RUNNERS & set(map(_base, words[:2])):
         return None

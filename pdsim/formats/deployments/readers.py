@@ -77,7 +77,7 @@ def difference(read: Read, first: Read) -> str:
 
 
 def text_of(value: Value) -> str:
-    """The value as a single text. Raises ValueError if there are several."""
+    """The value of an option as a text. Raises ValueError if the option has several values."""
     if not isinstance(value, str):
         raise ValueError("one value")
     return value

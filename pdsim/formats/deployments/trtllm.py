@@ -184,7 +184,9 @@ def _about_servers(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def roles_of(processes: Sequence[Process]) -> Roles:
-    """The roles of servers by port, and the routing policies, from all orchestrators among the processes."""
+    """Reads TensorRT-LLM's orchestrators (trtllm-orchestrator) among the processes. Returns the roles of servers by
+    port, the routing policies, and notes on what pdsim does not understand.
+    """
     found = Roles({}, {}, [])
     for process in processes:
         for text, value in process.variables.items() if process.program == "trtllm-orchestrator" else ():

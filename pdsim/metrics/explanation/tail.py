@@ -48,8 +48,8 @@ class TailGroup:
     cause: str
     """Description of the cause, for users."""
     part: str
-    """The part of the critical path that took longer than usual. Times of the part are in ms; for TPOT, in ms per
-    output token after the first.
+    """The part of the critical path that took longer in these slow requests than in usual requests. Its times are in
+    ms; for TPOT, in ms per output token after the first.
     """
     resource: str
     """Name of the scarce resource. Empty: no resource was scarce."""
@@ -92,7 +92,7 @@ class Tail:
     percent: float
     """Share of the finished requests, in %, that counts as slowest."""
     num_requests: int
-    """Number of the slowest requests."""
+    """Number of requests that count as slowest."""
     num_all: int
     """Number of finished requests for which the metric is defined."""
     from_ms: float

@@ -1,4 +1,4 @@
-"""Spans of time, and how much of a period lies in them."""
+"""Stores spans of time, and computes how much time of a period they cover."""
 
 import numpy as np
 

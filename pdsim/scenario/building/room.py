@@ -64,10 +64,10 @@ def require_room_for_run(scenario: Scenario) -> None:
 
 
 def require_room(what: str, num_bytes: float, time_s: float) -> None:
-    """Raises ConfigError if a run of num_bytes does not fit this machine's memory. Warns if time_s is more than 20 s.
-    Outside the context `limited`: does nothing.
+    """Raises ConfigError if a run needs more memory than this machine has. Warns if the run takes more than 20 s. Does
+    nothing outside the context manager `limited`.
 
-    what: names the run in messages. num_bytes, time_s: estimated memory and time of the run.
+    what: names the run in messages. num_bytes: estimated memory of the run. time_s: estimated time of the run in s.
     """
     if not _LIMITED.get():
         return

@@ -24,7 +24,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Largest max_running_requests of a rank with which extra_slots is by default twice as large; above it, it is 0."""
+"""Up to this max_running_requests per rank, extra_slots is by default twice as large; above, it is 0."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:

@@ -177,7 +177,9 @@ def _sizes(step: StepRecord) -> Iterator[tuple[str, float, float]]:
 
 
 ENCODE_SPREAD = 2
-"""Assumed factor between the modelled and the real time of an encoder of images or audio, in both directions."""
+"""Assumed uncertainty of an encoder's time: the real time lies between the modelled time divided by this factor and the
+modelled time multiplied by it.
+"""
 
 
 class HostSettings(Section):
@@ -318,8 +320,8 @@ class CostChoice(Section):
 
     @property
     def uncertain(self) -> tuple[Group, ...]:
-        """The roles whose step times are not known exactly: they have a range, from those of the fastest server to
-        those of the slowest.
+        """The roles whose step times have a range (from the fastest to the slowest server that measured kernels allow),
+        because no server was measured.
         """
         return tuple(role for role in GROUPS if role != "outside" and self._ends(role))
 

@@ -216,11 +216,10 @@ def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
 
 
 def front_end_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the measured times of the front end. Fields that the scenario gives next to `profile`
-    take precedence.
+    """Replaces `profile: FILE` by the measured times of the front end. Fields beside `profile` take precedence.
 
-    waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway. value,
-    info: as for `_named`.
+    waits_for_prefill is false by default, because profiles are measured in real mode, which has no gateway. value: the
+    section as the file has it. info: pydantic's; has the folder at which relative paths start.
     """
     if (named := _named(value, info)) is None:
         return value

@@ -61,8 +61,9 @@ class SpeculativeSettings(Section):
     speculative_draft_vocabulary: int = Field(default=EAGLE3_VOCABULARY, ge=1)
     """Number of tokens that an EAGLE3 head can propose (draft_vocab_size of its config.json)."""
     speculative_drafting: Duration | None = None
-    """Measured time of all draft forwards of one decode step. 0: the measured step times include drafting. With a
-    value, drafts take no time in prefill. None: the time of the draft's layers on this GPU.
+    """Measured time of all draft forwards of one decode step. 0: the measured step times include drafting. If this
+    field is set, prefill forwards take no time for drafts. None: pdsim computes the time of the draft's layers on this
+    GPU.
     """
 
     @model_validator(mode="after")

@@ -1,5 +1,5 @@
-"""The page of a plan: question, answer, prices against latencies, the minutes with the longest queue, and
-alternatives.
+"""Makes the HTML page of a plan: question, answer, prices against latencies, the period in which most requests wait,
+and alternatives.
 """
 
 from collections.abc import Mapping, Sequence

@@ -121,8 +121,8 @@ def cluster_text(scenario: Scenario) -> str:
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """The requests from which the numbers of a summary come, as text: how many, lengths, source, and when they are
-    sent. Requests that warm up are named apart.
+    """Text on the requests of a summary: their number, source and lengths, and when they are sent. The text gives the
+    number of warm-up requests separately.
     """
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]

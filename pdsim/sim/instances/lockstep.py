@@ -120,8 +120,8 @@ class Rank(Actor):
             self._begun = self._launched(step, start_ns, None)
 
     def pass_layers(self, step: Step, num_done: int, num_parts: int) -> None:
-        """Reports the layer groups of a prefill step that are computed when num_done of num_parts parts of the step are
-        done.
+        """Reports the layer groups of a prefill step that become computed when part num_done of the num_parts equal
+        parts of the step ends.
         """
         if isinstance(step, PrefillStep):
             before, after = (self._layer_groups * done // num_parts for done in (num_done - 1, num_done))

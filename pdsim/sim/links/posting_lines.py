@@ -61,8 +61,8 @@ class PostingLines:
             self._post(posting)
 
     def leave(self, source: str, transfer: Any) -> None:
-        """Removes a transfer from the line of the prefill instance `source`. If it was the first of the line, the next
-        transfer posts.
+        """Removes a transfer from the line of transfers that wait on the prefill instance `source` to post their
+        descriptors. If the transfer was the first of the line, the next transfer begins to post.
         """
         line = self._lines.get(source)
         posting = next((one for one in line or () if one.transfer is transfer), None)

@@ -29,8 +29,8 @@ _LEAST_SHARE = 0.05
 
 
 def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: Iterable[StepRecord]) -> str:
-    """Returns a warning for step times that were not measured on a server. The line says where they come from: measured
-    kernels, a roofline, or an unknown source. servers: settings by role. steps: all steps of the run.
+    """Returns a warning if step times were not measured on a server. The warning names the source of the step times:
+    measured kernels, a roofline, or an unknown source. servers: settings by role. steps: all steps of the run.
     """
     costs = [scenario.cost.prefill if role == "prefill" else scenario.cost.decode for role in servers]
     names = " and ".join(dict.fromkeys(map(component_name, costs)))

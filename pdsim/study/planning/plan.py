@@ -81,7 +81,9 @@ class Plan:
     nearest: tuple[Row, ...]
     """Clusters that miss the SLO and cost at most as much as the plan, those nearest to the limits first."""
     faster: tuple[Row, ...] = ()
-    """More expensive clusters, each further below the SLO's limits than all cheaper ones."""
+    """Clusters with a higher price than the plan. Each lies further below the SLO's limits than all clusters with a
+    lower price.
+    """
     load_factor: float | None = None
     """Largest multiple of the load at which the plan meets the SLO. None: the load cannot be scaled."""
     breaks: str = ""

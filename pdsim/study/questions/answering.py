@@ -196,9 +196,10 @@ def _agreed(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], me
 
 
 def _if_one_layout_is_slow(found: Judged, asked: Question, ends: Mapping[str, Judged]) -> list[str]:
-    """A sentence that warns if another candidate would win with the slowest step times for the winner and the fastest
-    for all others. Only candidates with another layout (GPUs and parallel sizes) count. Empty: the winner stays, or the
-    answer already differs at one end of the range.
+    """A sentence that warns if another candidate wins as soon as the winner has the slowest step times of its range and
+    all others have the fastest. Candidates with the winner's layout (GPUs and parallel sizes) do not count. Empty: the
+    winner still wins, or the answer differs already at one end of the range. ends: results with the fastest and with
+    the slowest step times.
     """
     winner, layouts = found.verdict.winner, found.study.layouts
     if any(not one.holds(found) or winner not in one.study.labels() for one in ends.values()) or not ends:
@@ -368,8 +369,8 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 
 def _alone(study: Study, changes: Changes) -> str:
-    """Says that requests miss the SLO even if they are sent one at a time, so that more instances do not help. If they
-    meet the SLO: gives the median times of such requests.
+    """Sentence for a cluster whose requests are sent one at a time. If requests miss the SLO even so: says that more
+    instances do not help. If not: gives the median times. changes: changes of the scenario that make the cluster.
     """
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)

@@ -79,7 +79,9 @@ def _pd_or_not_arms(base: Base) -> list[Arm]:
 
 
 def _other_prompts(study: Study) -> list[Arm]:
-    """The aggregated cluster and all splits once more, with shorter and with longer prompts."""
+    """Candidates that repeat the aggregated cluster and all splits with shorter and with longer prompts. Empty: the
+    workload has no length to vary.
+    """
     has_lengths = isinstance(study.base.scenario.workload, RandomLengths | PrefixPool)
     if not has_lengths or any(arm.series for arm in study.arms):
         return []

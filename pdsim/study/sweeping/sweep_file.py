@@ -274,8 +274,8 @@ class SearchSettings(Section):
 
 
 class SweepFile(Section):
-    """A scenario, and the points to simulate, each of which changes some of the scenario's fields. The points of all
-    designs (grid, points, random, sobol, search) are joined.
+    """A scenario, and the points to simulate. Each point changes some of the scenario's fields. The sweep has all
+    points that the fields grid, points, random, sobol and search describe.
     """
 
     name: Annotated[str, Field(pattern=r"^[^/\\]*$"), AfterValidator(checked_folder_name)] = ""

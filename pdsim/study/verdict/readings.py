@@ -55,7 +55,7 @@ class Times:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> "Times":
-        """Reads the times of a run from `row`, the content of the run's result file."""
+        """Reads the times of a run from the run's row of results."""
         return cls._of(
             row["ttft_ns"],
             row["e2e_ns"],

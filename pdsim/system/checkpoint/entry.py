@@ -266,7 +266,9 @@ def stored_bytes(index: Any) -> float | None:
 
 
 _NEAR = 0.1
-"""Relative difference between counted and stored bytes that norms, scales and encoders can explain."""
+"""Largest accepted difference between the counted and the stored bytes of a checkpoint, as a share. Norms, scales and
+encoders, which are not counted, explain smaller differences.
+"""
 
 
 def _of_size(entry: Mapping[str, Any], size_bytes: float | None) -> list[str]:

@@ -62,7 +62,7 @@ class Network(NamedTuple):
     """Network settings of a process in a run on several hosts: its address and the run's keys."""
 
     address: str
-    """IP address at which the process listens for other hosts."""
+    """IP address of this process's host, at which the process listens for other hosts."""
     public_key: str
     """Public key of the run. A process admits only peers that present this key."""
     secret_key: str

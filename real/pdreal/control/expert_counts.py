@@ -94,11 +94,13 @@ class Skew(NamedTuple):
     tokens_per_step: float
     """Mean number of tokens of a step."""
     step_skew: float
-    """Load of the busiest rank relative to the mean load of ranks, minus 1, with the busiest rank taken anew in each
-    step and layer: the value for `cost.expert_skew`."""
+    """Load of the busiest rank relative to the mean load of ranks, minus 1. In each step and layer, the rank that is
+    busiest there counts. The field `cost.expert_skew` takes this value.
+    """
     lasting_skew: float
-    """Load of the busiest rank relative to the mean load of ranks, minus 1, over the tokens of the whole run, with one
-    busiest rank per layer. Another placement of experts could remove this part of the skew."""
+    """Load of the busiest rank relative to the mean load of ranks, minus 1. In each layer, the rank that is busiest
+    over the whole run counts for all steps. Another placement of experts could remove this part of the skew.
+    """
     shares: tuple[float, ...]
     """For each rank, the number of tokens that it computed over all steps and layers, divided by the mean of
     the ranks."""

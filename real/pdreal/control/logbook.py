@@ -180,7 +180,7 @@ def read_records(folder: Path) -> RunRecords:
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
-"""Methods of the recorder whose rows contain their own times; now_ns is not passed to them."""
+"""Methods of the recorder that take no argument now_ns, because their rows contain the times."""
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:

@@ -179,7 +179,7 @@ class KeptLog(NamedTuple):
 
     host: str
     file_name: str
-    """Name of the file, without its folder."""
+    """Name of the log file, without its folder."""
 
 
 class HostDone(NamedTuple):

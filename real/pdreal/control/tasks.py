@@ -189,7 +189,9 @@ class SendUnit(NamedTuple):
     windows: Windows | None = None
     """Pages of sliding-window layers whose KV is sent with the unit. None: no such KV is sent."""
     state: StateMove | None = None
-    """Slots of the request's linear-attention state, which is sent with its last unit. None: no state is sent."""
+    """Slots of the request's linear-attention state, which is sent with the request's last unit. None: no state is
+    sent.
+    """
 
 
 class ScatterCell(NamedTuple):
@@ -202,7 +204,9 @@ class ScatterCell(NamedTuple):
 
 
 class DigestSent(NamedTuple):
-    """Compute fingerprints of a request's KV, which prefill has sent, after the worker's earlier transfers."""
+    """Compute fingerprints of a request's KV that prefill has sent. The worker computes them when its earlier transfers
+    are done.
+    """
 
     worker: int
     """Index of the transfer worker that sent the KV."""

@@ -117,8 +117,8 @@ def claim_temp_dir() -> None:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Context in which the parent has no main module. Otherwise each child would run the main module; children get all
-    they need as arguments.
+    """Context in which this process has no main module, so that new child processes do not run the main module. The
+    children get all they need as arguments.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:

@@ -106,7 +106,7 @@ class Store:
 def _be_master(address: str, port: int, metrics_port: int, ready: connection.Connection) -> None:
     """Turns this process into the program mooncake_master of Mooncake's Python wheel. The program ends with this
     process's parent. address, port: where clients reach the master. metrics_port: where it serves its metrics. ready:
-    gets an empty text before the program starts, or the reason why the program cannot run.
+    gets the reason why the program cannot run, or an empty text directly before the program starts.
     """
     if problem := _problem_with_the_wheel():
         ready.send(problem)

@@ -43,9 +43,10 @@ _WITHIN = 16
 """Number of tokens by which a measured prompt is shorter than the CUDA graph in which it runs. Slightly shorter and
 longer repeats then run in the same graph."""
 _LENGTHS = (*(size - _WITHIN for size in SIZES[1:]), 2250, 2500, 2750, 3030, 3700, 5300, 6700)
-"""Prompt lengths to measure, in tokens. Libraries choose kernels by size, so there is one length for each CUDA graph;
-other rows measure the smallest graph. The last lengths run without graphs. As in a run, lengths do not align with the
-tiles of matrix products."""
+"""Prompt lengths to measure, in tokens. Libraries choose kernels by size, so there is one length for each CUDA graph
+except the smallest, which other rows measure. The last lengths run without graphs. As in a run, lengths are no
+multiples of the tiles of matrix products.
+"""
 FULL = Plan(
     prefill=(
         *(PrefillCase(1, new) for new in _LENGTHS),

@@ -30,8 +30,8 @@ def storage_rows(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int, counts: Sequence[int], seconds: float
 ) -> Iterator[Row]:
     """Measures lookups, reads and writes of one rank, and yields a row for each of them and each number of pages.
-    counts: numbers of pages; those for which the host lacks memory are left out. Raises UnavailableError or LaunchError
-    if the store cannot run here. page_size: number of tokens of a page. seconds: time for each row.
+    counts: numbers of pages; numbers for which the host lacks memory are left out. Raises UnavailableError or
+    LaunchError if the store cannot run here. page_size: number of tokens of a page. seconds: time to measure each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     room_bytes = _SHARE_OF_MEMORY * free_host_bytes() / len(counts)

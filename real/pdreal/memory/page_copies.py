@@ -108,8 +108,8 @@ class TorchPush:
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
-        """planes: the source's, [slots, heads, head_dim] each. addresses: where the target's planes are mapped in this
-        process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
+        """planes: planes of the source's cache, each [slots, heads, head_dim]. addresses: where the target's planes are
+        mapped in this process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
         """
         self.addresses = addresses
         self._page_size = target.page_size

@@ -18,7 +18,9 @@ from pdsim.system.catalog import load_model
 from pdsim.system.memory import Role
 
 _SPARE_SLOTS = 2
-"""Number of slots for a chunk that begins before the cache has taken the states of the previous chunk."""
+"""Number of additional slots. A chunk may begin while the states of the previous chunk wait for the cache to take them,
+and then needs slots of its own.
+"""
 _COUNTED_SLOTS = 3
 """Maximum number of slots that StateSlots takes for one lease. The core's cache may have fewer slots per request
 (StateLimits.slots_per_request); then `num_slots` adds the difference for every request.
@@ -48,9 +50,9 @@ from prefill.
 
 class _Leased(NamedTuple):
     own: int
-    """Slot of the state after the request's last computed token."""
+    """Slot of the request's own state: the state after its last computed token."""
     tracked: dict[int, int]
-    """Slot of each written state that the cache may still take, by its number of tokens."""
+    """Slots of written states that the cache has not taken yet. Keys: number of tokens before the state."""
 
 
 class StateSlots:

@@ -179,7 +179,7 @@ class LatentHeads:
     values: Tensor
     """Value projections, [heads, value, latent rank]."""
     scale: float
-    """Factor by which scores are multiplied."""
+    """Factor by which attention scores are multiplied."""
 
     @property
     def rank(self) -> int:
@@ -216,7 +216,7 @@ class LatentWeights:
     query_norm: Tensor | None
     """Norm of the queries' latent. None: queries are not made from a latent."""
     query: Tensor | None
-    """Query projection, [heads * (plain | rotated), query rank]. None: `into` makes the queries."""
+    """Query projection, [heads * (plain | rotated), query rank]. None: the projection `into` makes the queries."""
     latent_norm: Tensor
     heads: LatentHeads
 

@@ -100,9 +100,9 @@ class Drafter:
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
-        """Computes a decode step that verifies V tokens of each sequence. Returns each sequence's V - 1 drafts, the
-        target's V choices, and for each draft whether it is nearly the target's choice (1 or 0), [sequences, 3 * V -
-        2].
+        """Computes a decode step that verifies V tokens of each sequence. Returns [sequences, 3 * V - 2]: each
+        sequence's V - 1 drafts, the target's V choices, and for each draft 1 if its score is nearly that of the
+        target's choice, else 0.
 
         attend_one: makes the attention of one token of each sequence, from the tokens' positions. attend_all: attention
         of V tokens of each sequence.
@@ -138,8 +138,9 @@ class Drafter:
         self, rows: VerifyRows, inputs: Tensor, chosen: Tensor, hidden: Tensor, positions: Tensor, attend: Attend
     ) -> None:
         """Computes the draft head over all verified positions, and keeps the draft state of each sequence's last
-        accepted token. inputs: verified tokens, [sequences, V]. chosen: the target's choices, [sequences, V]. hidden:
-        the target's hidden states, [sequences * V, hidden]. positions: [sequences * V].
+        accepted token. rows: the sequences, with V tokens to verify each. inputs: these tokens, [sequences, V].
+        chosen: the target's choices, [sequences, V]. hidden: the target's hidden states, [sequences * V, hidden].
+        positions: [sequences * V]. attend: the draft head's attention.
         """
         counted = torch.arange(self.num_verified, device=inputs.device)
         is_accepted = counted < rows.num_accepted[:, None] - 1

@@ -376,7 +376,9 @@ class Executor:
         return tuple(_draw(sequence, len(sequence.tokens)) for sequence in sequences)
 
     def _take(self, made: list[NewToken]) -> Outcome:
-        """Appends tokens to their sequences. Tokens of requests that were dropped meanwhile are ignored."""
+        """Appends new tokens to their sequences, and returns the step's result: ended requests and new tokens. Tokens
+        of requests that were dropped during the step are ignored.
+        """
         new_tokens, ended = [], []
         for new in made:
             if (sequence := self._sequences.get(new.request_id)) is None:

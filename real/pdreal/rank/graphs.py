@@ -222,8 +222,9 @@ class DecodeGraphs(_Graphs):
 
 
 SIZES = *range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)
-"""Size in tokens of each graph. In longer forwards the GPU computes longer than the host needs for launches, so they
-need no graph."""
+"""Sizes in tokens of the CUDA graphs for prefill forwards. Longer forwards need no graph, because the GPU computes
+longer than the host needs for their launches.
+"""
 _MOST_SEQUENCES = 64
 _MOST_WITH_STATES = 16
 """Maximum number of sequences of a graph if they have linear-attention states. The graph has programs for the chunks of

@@ -53,8 +53,8 @@ class HostCopies:
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send | TransferUnit) -> bool:
-        """Holds back a grant or a unit until copies of pages are done. Returns False if no copy runs that must be
-        waited for.
+        """Holds back a grant or a transfer unit until copies of pages are done. Returns False, and holds nothing back,
+        if no copy of pages is running that the command has to wait for.
         """
         if not self._num_awaited or (isinstance(command, m.Send) and not self._is_decode):
             return False

@@ -326,8 +326,8 @@ class ModelRunner:
 
 
 def _warm_up_lengths(longest: int) -> list[int]:
-    """Returns lengths in tokens, the longest first: powers of two and many between them, because libraries have kernels
-    for ranges of lengths.
+    """Returns lengths in tokens, the longest first: powers of two, and multiples of 128 and 512 between them, because
+    libraries have kernels for ranges of lengths.
     """
     powers = (2**power for power in range(longest.bit_length()))
     between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)

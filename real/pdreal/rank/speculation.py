@@ -40,7 +40,7 @@ class SequenceToVerify:
     num_output_tokens: int
     """Number of output tokens so far."""
     num_lacking: int
-    """Maximum number of further tokens until the sequence ends."""
+    """Number of output tokens until the request reaches its maximum output."""
     reference: Sequence[int]
     """Output token ids that the request has without drafts. Empty: not known."""
 

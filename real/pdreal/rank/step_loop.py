@@ -65,7 +65,7 @@ class StepLoop:
             self.go_on()
 
     def go_on(self, _: None = None) -> None:
-        """Continues the loop, after callbacks that are already queued."""
+        """Lets the loop continue as soon as the callbacks that the event loop has queued already have run."""
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()

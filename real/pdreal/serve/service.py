@@ -220,7 +220,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended: stop or length. None: it has not ended, as far as its tokens show."""
+        """Why the answer ended: stop or length. None: the tokens that have arrived do not end the answer."""
         if self.matched is not None:
             return "stop"
         if len(self.tokens) >= self.sampling.max_tokens:

@@ -414,7 +414,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rope(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns RoPE's settings: rope_parameters, or in files before Transformers 5 the top level and rope_scaling."""
+    """RoPE's settings: rope_parameters; or, before Transformers 5, all fields with those of rope_scaling."""
     return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
 
 

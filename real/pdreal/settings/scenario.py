@@ -25,7 +25,7 @@ _TOKEN_BYTES = 32
 spelled-out token 18, a token in a message part of its own 27.
 """
 _FIELDS_BYTES = 1 << 16
-"""Largest number of bytes in a body for everything but its prompt."""
+"""Maximum number of bytes that all fields of a request's HTTP body but the prompt may take."""
 
 
 class Room(NamedTuple):

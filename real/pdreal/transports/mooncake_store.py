@@ -34,9 +34,9 @@ class MooncakeStore:
     """
 
     def __init__(self, master: str, address: str, device: torch.device, *, lent_bytes: int = 0) -> None:
-        """master: address of the store's master. address: where other clients reach this host. device: the rank's;
-        Mooncake has one package for CPUs and one for GPUs. lent_bytes: memory that this process lends to the store.
-        Raises UnavailableError if the store cannot be loaded, or its master takes no client.
+        """master: address of the store's master. address: address at which other clients reach this host. device: the
+        rank's device; Mooncake's packages for CPUs and for GPUs differ. lent_bytes: memory that this process lends to
+        the store. Raises UnavailableError if the store cannot be loaded, or its master takes no client.
         """
         apply_settings()
         self._store: Any = load_store(device).MooncakeDistributedStore()
@@ -59,7 +59,9 @@ class MooncakeStore:
         raise UnavailableError(f"Mooncake's store takes no object (code {code})")
 
     def num_there(self, names: Sequence[str]) -> int:
-        """Returns how many of the objects the store has, counted from the first one up to a missing one."""
+        """Returns how many of the objects with these names the store has, counted from the first name up to the first
+        missing object.
+        """
         found = self._store.batch_is_exist(list(names))
         self._note_failure("lookup", min(found))
         return _num_first([code == _IS_THERE for code in found])
