@@ -33,9 +33,10 @@ COMPARISON = "compare.png"
 def obtain_runs(
     paths: Sequence[Path], changes: Sequence[str], out: Path | None, *, quiet: bool, force: bool = False
 ) -> list[FinishedRun]:
-    """Reads run folders and results of other tools, and simulates scenario files with `changes`. Ends with a run that
-    the user interrupted. out: folder for the simulated runs; None: they are not kept. force: True: runs in `out` may be
-    replaced. changes: of the scenario, in the notation of --set. quiet: True: no progress is shown.
+    """Reads run folders and results of other tools, and simulates scenario files with `changes`. If the user interrupts
+    a run, it is the last one that is returned. out: folder for the simulated runs; None: they are not kept. force:
+    True: runs in `out` may be replaced. changes: changes of scenario files, in the notation of --set. quiet: True: no
+    progress is shown.
     """
     from pdsim.metrics.columns import StoredRecords
 

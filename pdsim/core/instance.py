@@ -113,7 +113,7 @@ LACKS = {
     "slots": ": max_running_requests was reached",
     "pages": ": its KV pool was full",
 }
-"""Maps Levels.blocked_by to words for the failure message of a request that waited too long."""
+"""End of the failure message of a request that waited too long, by Levels.blocked_by."""
 
 
 class Clock(Protocol):

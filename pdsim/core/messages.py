@@ -175,8 +175,8 @@ class KvOffered:
 
 @dataclass(frozen=True, slots=True)
 class KvWanted:
-    """Prefill to decode: these pages are reserved for the offered KV after the first num_cached_tokens. No pages:
-    prefill wants no KV.
+    """Prefill to decode: prefill has reserved these pages for the KV that decode offered. The KV of the first
+    num_cached_tokens is not needed. No pages: prefill wants no KV.
     """
 
     request_id: int
@@ -357,7 +357,7 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class StopSending:
     """Prefill to sender: send no more KV of this request. When the request's transfer under way has ended, the sender
-    tells both instances.
+    tells the prefill and the decode instance.
     """
 
     request_id: int
@@ -854,7 +854,9 @@ class HiSparseStep(DecodeStep):
     """
 
     num_filled_tokens: int
-    """Number of tokens to copy to the GPU before the step, for requests in `joined` whose KV fits their buffers."""
+    """Number of tokens to copy to the GPU before the step: all KV of the requests that join (`joined`) and whose KV
+    fits their buffers.
+    """
     num_first_requests: int
     """Number of requests in `joined` whose KV does not fit their buffers. At the first step of such a request, no token
     that attention chooses is on the GPU yet.

@@ -153,7 +153,7 @@ class AttentionWaves(NamedTuple):
         of the same step if only memory reads limited attention.
 
         All contexts are assumed to be equally long. Requests of one wave that share KV read it from memory once, but
-        each of them takes time of the SMs for it.
+        the SMs compute attention over it once for each request.
         """
         one_ns = 1 << FRACTION_BITS
         read = (smooth.per_context_token + smooth.per_distinct_token) / self.num_heads

@@ -1,8 +1,9 @@
 """Times of the copies between host memory and GPU that decode steps with HiSparse wait for.
 
 In each layer with an indexer, a kernel finds the chosen tokens that a request's buffer lacks, and copies them from host
-memory. Each request has one block of threads, which copies its tokens in turn. Blocks share the host link. Layers that
-share the index lack the same tokens; other kernels copy them one layer after another, while earlier layers compute.
+memory. Each request has one block of threads, which copies its tokens in turn. Blocks share the host link. Layers
+without an indexer use the tokens that an earlier layer's indexer chose, so they lack the same tokens. Other kernels
+copy these tokens for one layer after another, while earlier layers compute.
 
 Times of the kernels are those of SGLang 0.5.23's on an H200 (experiments/hisparse), and are assumed for other GPUs.
 """

@@ -19,7 +19,9 @@ class Quantity(NamedTuple):
     what: str
     """Name of the quantity in tables."""
     names: tuple[str, ...]
-    """Names of metrics that have this quantity, without `_total`. The first that a page has counts."""
+    """Names under which engines report the quantity, without `_total`. If a page has several of these metrics, the
+    first in this list is read.
+    """
     factor: float = 1.0
     """Factor from the unit of the metrics to the unit of the shown number."""
     is_mean: bool = False

@@ -22,7 +22,7 @@ class Worker(NamedTuple):
     role: str
     """prefill, decode or aggregated."""
     servers: ServerSettings
-    """Settings of the role's servers in the scenario."""
+    """Settings of the servers of `role` in the scenario."""
     words: Sequence[str]
     """Words of the command that starts a worker."""
     variables: Mapping[str, object]

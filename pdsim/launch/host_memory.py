@@ -1,4 +1,4 @@
-"""Connectors that keep KV in host memory behind vLLM."""
+"""Settings of the KV connectors by which vLLM keeps KV in host memory."""
 
 from typing import Any
 

@@ -439,8 +439,8 @@ def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
 
 
 def _centre(lengths: Lengths) -> tuple[int, float] | None:
-    """Mean length in tokens, and half the width of the lengths' range as a share of the mean. None: the client lacks
-    this distribution of lengths.
+    """Returns (mean length in tokens, largest difference of a length from the mean as a share of the mean). None:
+    vLLM's benchmark client cannot draw such lengths.
     """
     if isinstance(lengths, Fixed):
         return lengths.tokens, 0.0

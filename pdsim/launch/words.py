@@ -11,8 +11,8 @@ Flags = list[tuple[str, Any]]
 
 
 class Expanded(str):
-    """A word with variables that a shell or Kubernetes replaces. Its text is pdsim's own: text from a user must not be
-    expanded.
+    """A word of a command in which a shell or Kubernetes replaces variables. Only pdsim's own words are Expanded:
+    variables in a user's text must not be replaced.
     """
 
     __slots__ = ()

@@ -34,8 +34,8 @@ class Samples:
 
 
 Run = tuple[float, float, int, int]
-"""(first, growth, length, weight): the `length` values first, first + growth, first + 2 growth, ..., each of which
-counts `weight` times.
+"""A series of values in short form: (first, growth, length, weight). The series has `length` values, each larger than
+the one before by `growth`. Each value counts `weight` times.
 """
 
 

@@ -69,9 +69,11 @@ class RequestRecord:
     encode_id: str = ""
     """Encode instance whose embeddings arrived last. Empty: no encode instance encoded media of the request."""
     encode_start_ns: int | None = None
-    """Time when the instance encode_id began to encode the request's media, or found their embeddings in its cache."""
+    """Time when the encode instance `encode_id` began to encode the request's media, or found their embeddings in its
+    cache.
+    """
     encode_end_ns: int | None = None
-    """Time when the instance encode_id had encoded the request's media."""
+    """Time when the encode instance `encode_id` had encoded the request's media."""
     embeddings_ns: int | None = None
     """Time when the last embeddings arrived, so that prefill queued the request."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
@@ -169,8 +171,8 @@ class TransferRecord:
 
 
 class TokenGap(NamedTuple):
-    """A gap between two tokens of some requests that is longer or shorter than one decode step: after a retraction,
-    during a prefill forward, or before several tokens at once.
+    """A time between two tokens of some requests that is not the duration of one decode step. The time is longer after
+    a retraction or during a prefill forward. A step that gives several tokens at once also makes such a gap.
     """
 
     duration_ns: int

@@ -88,10 +88,10 @@ def holds_run(folder: Path) -> bool:
 
 
 def require_out_file(out: Path, read: Sequence[Path], begins: str) -> None:
-    """Checks that a file can be written. Raises RunFolderError if not.
+    """Raises RunFolderError if a file cannot be written.
 
-    Also raises RunFolderError if a file is there that must not be replaced: the command reads it (`read`), it belongs
-    to a run, or it does not begin with `begins`, as the new file will.
+    Also raises RunFolderError if a file is there that must not be replaced. This holds for a file that the command
+    reads (`read`), for a file of a run folder, and for a file with another beginning than the new file (`begins`).
     """
     require_out(out, is_file=True)
     if not out.is_file():
@@ -166,8 +166,8 @@ one token.
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
-    """Raises RunFolderError if a field of the summary has a wrong type, because the display of a run computes with the
-    fields.
+    """Raises RunFolderError if a field of the summary has a wrong type, because commands that show runs compute with
+    the fields.
     """
     extra = summary.get("pdsim", {})
     nested = {f"pdsim.{name}": value for name, value in extra.items()} if isinstance(extra, dict) else {}

@@ -313,12 +313,12 @@ def is_saturated(requests: Sequence[RequestRecord]) -> bool:
 
 
 def queue_grows(arrivals_ns: Sequence[int], ends_ns: Sequence[int]) -> bool:
-    """True if the queue of an open loop grows: in the second half of the run, clearly fewer requests ended than should
-    have. Latencies then depend on the length of the run.
+    """True if the queue of an open loop grows: in the second half of the run, clearly fewer requests ended than were
+    due. Latencies then depend on the length of the run. False if all requests arrived at once.
 
-    A request should have ended a typical latency after its arrival, so a rising rate does not count as a growing queue.
-    A burst at the end does not count either, if it is within the variation of arrivals. If requests take about as long
-    as the arrivals last, the run is too short to tell, and counts as saturated. False: all requests arrived at once.
+    A request is due a median latency after its arrival, so a rising rate does not count as a growing queue. A burst at
+    the end does not count either, if it is within the variation of arrivals. If requests take about as long as the
+    arrivals last, the run is too short to tell, and counts as saturated.
 
     ends_ns: end of each request in the order of arrivals_ns; 0 or less: it did not end.
     """

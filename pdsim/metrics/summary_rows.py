@@ -192,7 +192,7 @@ RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
 and with the slowest step times.
 """
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-"""Summary fields that are shown where there is no room for all."""
+"""The summary fields that are shown where there is no room for all summary fields."""
 
 Ranges = Mapping[str, Sequence[float]]
 """Smallest and largest value, by summary field."""

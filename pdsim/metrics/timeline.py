@@ -33,8 +33,8 @@ _GPU, _GRANTS, _MERGES, _FIRST_WORKER = 1, 2, 3, 10
 """Track ids of an instance."""
 _EVENTS_AT_ONCE = 4096
 _POINT_NS = 1000
-"""Length in ns of a decision's slice in the drawing, although the decision takes no time. Shorter if the next decision
-comes earlier.
+"""Length in ns with which the trace shows a decision (such as a grant or a merge), which takes no time. Shorter if the
+next decision comes earlier.
 """
 
 

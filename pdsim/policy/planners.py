@@ -42,8 +42,9 @@ class ThroughputPlanner:
     max_change: int = 8
     """Maximum number of servers that one decision adds to or removes from a role (`config/defaults.py:30`)."""
     keep_servers: bool = False
-    """True: the policy divides all servers between the roles, as with `min_gpu_budget` equal to `max_gpu_budget`. No
-    server starts or stops."""
+    """True: the policy divides all servers between the roles, and no server starts or stops. Dynamo does the same if
+    its options `min_gpu_budget` and `max_gpu_budget` are equal.
+    """
     _input_tokens: float = field(default=0.0, init=False)
     """Mean tokens per prompt in the last interval with arrivals. 0: nothing arrived."""
     _output_tokens: float = field(default=0.0, init=False)

@@ -235,7 +235,7 @@ class InstanceLoad(Protocol):
 
     @property
     def num_queued(self) -> int:
-        """Number of waiting requests when the router last read metrics. 0 unless the policy has a
+        """Number of waiting requests when the router last read metrics. 0 if the routing policy has no
         metrics_interval_ns.
         """
 

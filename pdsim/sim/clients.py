@@ -132,8 +132,8 @@ class FrontEnd:
     # The client's turns.
 
     def _take_turn(self, turn: Callable[[], None]) -> None:
-        """Calls `turn`, a piece of the client's work, at once. If client and server share a busy thread, the call waits
-        for the thread.
+        """Calls `turn`, a piece of the client's work. With holds_client the call waits until the front end's thread
+        works on no request. Otherwise `turn` is called at once.
         """
         if not self._settings.holds_client:
             turn()

@@ -89,7 +89,9 @@ class Change:
 
     @property
     def is_certain(self) -> bool:
-        """True if the number differs visibly in all repetitions, and always in the same direction."""
+        """True if the compared number changes in the same direction in the run and in all repetitions, each time by at
+        least 0.5 %.
+        """
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 
 

@@ -254,8 +254,8 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
-    """Copies of a cluster with one setting changed each. Settings to which the scenario or the cluster gives a value
-    are not changed.
+    """Yields copies of the cluster `one`, in each of which one setting of _SETTINGS has another value. Settings to
+    which the scenario or the cluster gives a value are not changed.
     """
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")

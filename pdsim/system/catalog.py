@@ -45,8 +45,9 @@ class GpuSpec:
     gpus_per_server: int = 8
     """Number of GPUs of one server, which are in one NVLink domain or on one board."""
     gpus_per_host: int | None = None
-    """Number of GPUs in one host, if an NVLink domain spans several hosts. A host runs one operating system. None: one
-    host has all GPUs of a domain."""
+    """Number of GPUs in one host (which runs one operating system), for GPUs whose NVLink domain spans several hosts.
+    None: one host has all GPUs of a domain.
+    """
     board_power_w: float | None = None
     """Maximum power of the GPU's board in W."""
     sources: dict[str, str]

@@ -178,7 +178,9 @@ class Layout:
             raise LayoutError(f"{where}; pdsim does not model {beside} with it: at most {self.gpu.gpus_per_server}")
 
     def _require_copies_of_kv(self) -> None:
-        """Raises LayoutError unless the dcp GPUs of a group would hold copies of the same KV without DCP."""
+        """Raises LayoutError if DCP cannot divide the KV. DCP needs groups of dcp GPUs that would otherwise hold the
+        same KV heads.
+        """
         attention, name, wrong = self.model.attention, self.model.name, ""
         num_heads = attention.num_kv_heads if isinstance(attention, GroupedQueryAttention) else 1
         if self.tp % self.dcp:
@@ -326,8 +328,8 @@ class Layout:
         return max(page_size, block_tokens(self.state_bytes / state.num_layers, token_bytes, unit))
 
     def _room(self, mem_fraction: float) -> float:
-        """Number of bytes of memory on one rank for KV and states: mem_fraction of the GPU's memory, without weights
-        and runtime.
+        """Number of bytes on one rank for KV and states: the share mem_fraction of the GPU's memory, minus weights and
+        runtime.
         """
         return self.gpu.memory_bytes * mem_fraction - self.weight_bytes_per_rank - RUNTIME_BYTES
 

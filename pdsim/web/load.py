@@ -42,7 +42,7 @@ class Load:
 
 
 def whole_part(base: Base) -> Part:
-    """The part that has all requests of the scenario."""
+    """Returns the part of the scenario's requests that has all of them, from the first."""
     workload = base.scenario.workload
     path = getattr(workload, "path", None)
     count = getattr(workload, "num_requests", None) or len(requests_of(base.scenario))

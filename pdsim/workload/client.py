@@ -145,7 +145,9 @@ class Profile:
             raise ValueError(f"a profile needs rate > 0 and level > 0, found {self}")
 
     def times_ns(self, random: Random) -> Iterator[int]:
-        """Yields arrival times in ns. They are made from arrivals at rate 1, by the inverse of the accumulated rate."""
+        """Yields arrival times in ns. Each is the time at which the expected number of arrivals reaches the next event
+        of a Poisson process of rate 1.
+        """
         assert self.rate_per_s is not None
         scale = self.rate_per_s / self._mean_level
         expected, begin_s = random.expovariate(1.0), 0.0

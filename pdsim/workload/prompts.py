@@ -110,7 +110,7 @@ class ChatTrace(RowTrace):
     """Number of tokens per character. English has about four characters per token; code and other languages have
     fewer."""
     image_tokens: int = 1000
-    """Number of tokens for which each image counts."""
+    """Assumed number of prompt tokens of each image."""
     output_tokens: int | None = None
     """Length in tokens of answers without a recorded length or a requested limit. None: 256, with a note."""
 

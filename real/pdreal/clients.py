@@ -75,9 +75,9 @@ _EARLY_NS = 2_000_000
 
 
 class PunctualTimeline:
-    """A timeline whose alarms are punctual, and that records how late scheduled events happened.
+    """A timeline that calls back at the right time, and records how late each callback was.
 
-    An alarm wakes _EARLY_NS early, and then yields to the event loop until the alarm is due.
+    The event loop's timer is set _EARLY_NS early. The callback then waits in the event loop until it is due.
     """
 
     def __init__(self, timeline: Timeline) -> None:

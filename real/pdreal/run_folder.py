@@ -29,8 +29,8 @@ from pdsim.workload.client import warm_up_requests
 
 @contextmanager
 def logbooks(out: Path | None) -> Iterator[Path]:
-    """Context with the folder for logbooks. If `out` is given, this folder lies in the run folder `out`, and stays if
-    pdreal is killed. If `out` is None, this folder is a scratch folder.
+    """Context with the folder in which processes write records and logs. With `out`, this folder lies in the run folder
+    `out`, and stays if pdreal is killed. None: this folder is a scratch folder.
     """
     if out is None:
         with ScratchFolder() as folder:

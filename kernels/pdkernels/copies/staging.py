@@ -30,9 +30,10 @@ class StagingCopy:
     def ready(
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
-        """Returns the kernel for these constants. The kernel is compiled on the first call, and kept in the pool.
-        heads: heads to move; None: all. slices: number of target ranks, or for a scatter of source ranks. tiling: None:
-        the default. limited: True: the number of programs is limited. batched: True: for several requests.
+        """Returns the kernel that is compiled for the given arguments. The kernel is compiled on the first call, and
+        kept in the pool. heads: heads to move; None: all. slices: number of target ranks, or for a scatter of source
+        ranks. tiling: None: the default. limited: True: the number of programs is limited. batched: True: for several
+        requests.
         """
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)

@@ -176,7 +176,7 @@ class RequestOverhead:
     bursts: tuple[Rows, ...] = ()
     """Rows of kind `burst`: prompts that were sent together. Empty: none were measured."""
     notes: tuple[str, ...] = ()
-    """Sentences that say how the time was found."""
+    """Sentences for the user on how time_ns was computed."""
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
         """The overhead as fields of front_end in ns. The part that requests pass one after another becomes the service

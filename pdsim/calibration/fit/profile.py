@@ -152,8 +152,8 @@ class _Known(NamedTuple):
 
 
 def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
-    """Yields a note if nearly all measured long forwards have round numbers of tokens, at which kernels are fastest.
-    Yields nothing if the catalog knows the kernels' tiles.
+    """Yields a note if nearly all measured long forwards have multiples of _TILE_TOKENS tokens, at which kernels are
+    fastest. Yields nothing if the catalog has the tile size of the GPU's matrix products.
     """
     for rows in measurements.of("prefill") if known.tile_tokens is None else ():
         num_round, num_long = _count_round_lengths(rows)
@@ -342,7 +342,7 @@ def _entries(fitted: FittedForm) -> dict[int, str]:
 
 
 def _is_of_table(name: str) -> bool:
-    """True for a coefficient of a table: `first`, the time at the first knot, or `to N`, the step to knot N."""
+    """True for a coefficient of a time table: `first`, the first time, or `to N`, the rise of the time up to size N."""
     return name == "first" or name.startswith("to ")
 
 

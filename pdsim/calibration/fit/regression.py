@@ -281,8 +281,8 @@ ROWS_OF_SHAPE = 12
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap's coefficients between which an interval lies."""
 SHAPES_PER_DOUBLING = 2
-"""Number of different shapes between a size and twice the size. Closer sizes count as one shape, because consecutive
-steps have nearly equal times.
+"""Number of size classes between a size and twice the size. Rows of one class count as one shape, because steps of
+nearly equal sizes have nearly equal times.
 """
 
 

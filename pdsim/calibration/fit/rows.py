@@ -228,8 +228,8 @@ class Measurements:
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Reads files of measured times. Raises ConfigError, which names the file, line and column of a mistake.
 
-    Forwards that were measured in rounds become one row per shape, with the mean over the rounds, so that slow rounds
-    count: a machine that is slow for a third of the time is also slow for a third of a run.
+    `pdreal measure` measures each shape of a forward in several rounds. The rows of all rounds become one row with the
+    mean time, in which slow rounds count as much as fast ones, as they would in a run.
     """
     found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}

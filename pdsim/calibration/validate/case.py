@@ -273,7 +273,9 @@ class Fit:
     values: dict[str, float]
     """The fitted values, by parameter."""
     cost: float
-    """Half the sum of the squared errors. Each error is divided by the error that the study accepts."""
+    """Remaining error of the fit: half the sum of the squared errors of all metrics. Each error is divided by the error
+    that the study accepts.
+    """
     num_simulations: int
     """Number of simulations that the fit made."""
     metrics: tuple[str, ...]

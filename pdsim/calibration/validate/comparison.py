@@ -105,7 +105,7 @@ class Ranking:
     """How often a simulation finds the better of two configurations, by one metric."""
 
     num_pairs: int
-    """Number of pairs of configurations whose measured values differ clearly."""
+    """Number of pairs of configurations whose measured values differ by enough to be ranked."""
     num_right: int
     """Number of pairs, among the num_pairs pairs, whose order is the same in the simulation as in the measurements."""
 

@@ -108,8 +108,8 @@ class AdmissionQueue:
         return []
 
     def on_computed(self, request_id: int) -> None:
-        """Handles the message that prefill has computed a prompt. The message has no effect if decode grants pages
-        before prefill computes.
+        """Handles the message that prefill has computed a prompt. If the instance grants pages only for computed
+        prompts, the request may now get pages. Otherwise the message has no effect.
         """
         if request := self.uncomputed.pop(request_id, None):
             self._enqueue(request)

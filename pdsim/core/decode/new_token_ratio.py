@@ -22,7 +22,7 @@ class NewTokenRatio:
     """
 
     def __init__(self, conservativeness: float) -> None:
-        """conservativeness: factor on the initial ratio (--schedule-conservativeness)."""
+        """conservativeness: factor on the first expected share of the maximum output (--schedule-conservativeness)."""
         self._initial = min(INITIAL_RATIO * conservativeness, 1.0)
         self._least = min(self._initial * LEAST_FACTOR, 1.0)
         self._decay = (self._initial - self._least) / DECAY_STEPS

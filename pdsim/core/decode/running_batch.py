@@ -146,8 +146,8 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
-        """Puts the KV of prompt and outputs into the prefix cache, for a request that is not in the batch. The last
-        output token has no KV.
+        """Ends the lease of a request that has left the batch. The prefix cache keeps the KV of prompt and outputs,
+        except of the last output token, which has no KV.
         """
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)

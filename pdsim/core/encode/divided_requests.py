@@ -54,7 +54,7 @@ class DividedRequests:
         raise NotImplementedError
 
     def _go_on(self, new: m.NewRequest) -> m.Command:
-        """Command that gives a request to the language server."""
+        """Returns the command that gives `new` to the language server, when all its parts are encoded."""
         raise NotImplementedError
 
     def _on_done(self, done: m.EmbeddingsArrived | m.MediaEncoded, now_ns: int) -> list[m.Command]:

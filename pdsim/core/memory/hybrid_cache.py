@@ -29,8 +29,9 @@ class StateLimits:
     interval_tokens: int
     """While a request decodes, a state can be kept after every interval_tokens tokens of the sequence."""
     has_buffer: bool = True
-    """True: states are kept at multiples of chunk_tokens and interval_tokens (extra_buffer). False: a state is kept
-    where a chunk or request ends, at any token (no_buffer).
+    """True: while a request computes or decodes, states are kept in additional slots after every chunk_tokens or
+    interval_tokens tokens (SGLang's strategy extra_buffer). False: a state is kept where a chunk or request ends, at
+    any token (no_buffer).
     """
     computes_prompts: bool = True
     """True: the instance computes prompts, and their chunks leave states in the cache. False: it only decodes."""

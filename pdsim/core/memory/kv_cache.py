@@ -356,7 +356,9 @@ class KvCache:
         return counted
 
     def drop(self, lease: Lease) -> None:
-        """Ends the lease, and frees the pages that the request owns."""
+        """Ends the lease of a request. Frees the pages that only this request uses, and unlocks its cached pages. Puts
+        nothing into the prefix cache.
+        """
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
         if lease.replaced:
             self.pool.free(lease.replaced)

@@ -354,8 +354,8 @@ class PrefillInstance:
         return any(request.is_granted for request in (*self._builder.waiting, *self.granted))
 
     def _give_way(self, request: PrefillRequest, *, again: bool) -> None:
-        """Frees a request's pages and slot. again: True: prefill may compute the request again before its grant, if it
-        has attempts left.
+        """Takes pages and slot from a request that was begun without a grant. The request is queued again if it now has
+        a grant, or if `again` is True and it has attempts left. Otherwise the request waits for its grant.
         """
         self.cache.drop(request.lease)
         request.num_cached_tokens = request.num_scheduled_tokens = request.num_computed_tokens = 0
@@ -385,8 +385,8 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Stops serving an optimistic request, which prefill may compute before decode grants pages, and which has no
-        grant yet. Does nothing for other requests, because they wait for their grant before they are computed.
+        """Stops serving a request without a grant, if prefill may compute its prompt before the grant (an optimistic
+        request). Does nothing for other requests, which still wait for their grants.
         """
         return self._give_up(request.request_id) if request.is_optimistic else []
 

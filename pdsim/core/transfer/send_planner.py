@@ -59,8 +59,8 @@ class RankPairLayout:
     num_state_planes: int = 0
     """Number of arrays over which this state is spread."""
     window_tokens: int = 0
-    """Size of the sliding window in tokens. In layers with a window, only KV of the prompt's last tokens is sent, after
-    the last page. page_bytes and num_planes do not include these layers."""
+    """Size of the sliding window in tokens. Layers with a window send KV of the prompt's last tokens only, after the
+    last page of all other layers. page_bytes and num_planes do not include these layers."""
     window_page_bytes: int = 0
     """As page_bytes, over all layers with a sliding window."""
     num_window_planes: int = 0

@@ -102,7 +102,7 @@ class EncoderCache:
             self._use(request.request_id, place, request.media[place].key)
 
     def end_chunk(self, request: Request) -> None:
-        """Ends the request's use of items whose tokens it has computed completely."""
+        """Ends the request's use of those images and audio clips whose tokens have all been computed."""
         for place in sorted(self._places.get(request.request_id, ())):
             item = request.media[place]
             if item.end_token <= request.num_computed_tokens:

@@ -1,7 +1,7 @@
 """Holds prompts back for some steps of a vLLM instance, so that these steps only decode (prefill_schedule_interval).
 
-vLLM 0.33.0, v1/core/sched/scheduler.py: 404 (the interval), 780 (steps without prompts), 1614 (the instance is behind),
-1628 (the count starts again). Law: tests/laws/test_prefill_cadence.py.
+vLLM 0.33.0, v1/core/sched/scheduler.py: 404 reads the interval, 780 skips prompts in a step, 1614 stops holding back
+because prompts still wait, 1628 starts the count again. Law: tests/laws/test_prefill_cadence.py.
 """
 
 

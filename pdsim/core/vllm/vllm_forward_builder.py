@@ -106,8 +106,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def keeps_order(self) -> bool:
-        """True if decode steps do not change the order in which the prefill policy picks prompts. False: the policy
-        must be asked in each step.
+        """True if the prefill policy picks waiting prompts in an order that does not change while the instance decodes.
+        False: each step must ask the policy again.
         """
         return isinstance(self._policy, _FIXED_ORDERS)
 
@@ -244,7 +244,10 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._needs_of_begun(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
-        """True if running requests, one token each, and partly computed prompts leave tokens of a step's budget."""
+        """True if a step's budget has tokens left for further prompts. Each running request takes one token of the
+        budget, and prompts that earlier steps have begun take their remaining tokens. num_decode_tokens: number of
+        running requests.
+        """
         return self._needs_of_begun(num_decode_tokens)[1] > 0
 
     def _needs_of_begun(self, num_decode_tokens: int) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def model_named(given: str) -> tuple[str, str | None, str]:
 
 
 def is_known(given: str) -> bool:
-    """True if the catalog has the model, or a model of the same sizes."""
+    """True if the catalog has the model, or has the same architecture and sizes under another name."""
     try:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Fields of a result, which know their place in the file."""
+"""Reads fields of JSON results. Errors name the file and the field's place in the file."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

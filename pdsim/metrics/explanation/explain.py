@@ -140,8 +140,8 @@ _NAMES = {
     "embedding_transfer": "embedding transfer",
     "decode_transferred": "merge wait",
 }
-"""Names of parts that consist of one whole stage, by stage. If a stage is neither here nor divided, its part has the
-stage's name.
+"""Names of parts by stage, for stages that are not divided into several parts. A stage without an entry gives its part
+its own name.
 """
 
 

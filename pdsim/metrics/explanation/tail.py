@@ -57,7 +57,7 @@ class TailGroup:
     share: float
     """Share of the slowest requests that belong to the group."""
     median_ms: float
-    """Median time in ms that the group's requests spend in `part`."""
+    """Median time in ms that the group's requests spend in the stage or part `part`."""
     all_median_ms: float
     """Median time in ms that all requests spend in `part`."""
     instances: dict[str, int]

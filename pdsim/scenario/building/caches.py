@@ -122,9 +122,9 @@ def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tr
 
 
 def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
-    """Numbers of slots for states of linear-attention layers on a SGLang instance, and after how many tokens its prefix
-    cache keeps a state. None: the prefix cache keeps no states, and a request continues from any page of a cached
-    prefix.
+    """Limits of the linear-attention states on a SGLang instance: the numbers of slots, and the tokens after which its
+    prefix cache keeps a state. None: the prefix cache keeps no states, and a request continues from any page of a
+    cached prefix.
     """
     layout = layout_of(scenario, role)
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv

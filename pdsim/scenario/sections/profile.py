@@ -25,7 +25,7 @@ from pdsim.scenario.yaml_file import ConfigError, did_you_mean, read_yaml
 from pdsim.workload.trace_file import InputNote
 
 _BESIDE = ("host", "cold_start", "cold_kernels")
-"""Sections of a profile's cost that a scenario may also give, to change them."""
+"""Sections of a profile's cost that a scenario may change: a scenario may have them beside `profile`."""
 _BESIDE_TEXT = f"{', '.join(_BESIDE[:-1])} and {_BESIDE[-1]}"
 _NO_MODEL = (*_BESIDE, "measured")
 """Sections of a profile's cost that are not settings of its cost model."""
@@ -120,8 +120,9 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by the cost in the file. In the scenario only the sections in _BESIDE may stand next to
-    `profile`; they change the cost. value, info: as for `_named`.
+    """Replaces {profile: FILE} by the cost in the file. The sections host, cold_start and cold_kernels may stand beside
+    `profile`, and change the file's cost. value: the scenario's cost. info: pydantic's context with the scenario's
+    folder.
     """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)

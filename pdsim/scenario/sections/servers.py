@@ -124,7 +124,7 @@ class ServerSettings(Section):
     """
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
-    experts. dp divides tp."""
+    experts. tp must be a multiple of dp."""
     ep: int | None = Field(default=None, ge=1)
     """Expert parallelism (--ep-size). As large as tp: each GPU holds whole experts. 1: all GPUs share each expert.
     None: tp if dp > 1, otherwise 1.
@@ -139,8 +139,8 @@ class ServerSettings(Section):
     all servers. auto: with engine sglang follow_bootstrap_room for prefill and round_robin for other roles; with vllm
     router. No effect with dp 1."""
     expert_skew: float = Field(default=0, ge=0)
-    """By how much more tokens than the mean the experts of the busiest GPU get, as a share of the mean. Applies to
-    whole experts. Redundant experts reduce the skew.
+    """Tokens of the experts on the busiest GPU, divided by the mean over all GPUs, minus 1. Applies to whole experts.
+    Redundant experts reduce the skew.
     """
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no

@@ -142,8 +142,8 @@ def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _at_ends(first: ComparedRun, other: ComparedRun) -> list[str]:
-    """A sentence that says whether differences have another sign at one end of the range. Empty: no difference is
-    larger than chance, or the runs have no range.
+    """A sentence on the differences between two runs at the ends of their ranges: whether a number that is larger in
+    one run becomes smaller at one end. Empty: no difference is larger than chance, or the runs have no range.
     """
     mine, theirs = ranges_of(first.summary), ranges_of(other.summary)
     told = [

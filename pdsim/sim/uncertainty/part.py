@@ -54,8 +54,8 @@ class Change(NamedTuple):
     error: float
     """Relative standard error of the ratio of mean TTFT or of mean latency, whichever is higher."""
     drift: float
-    """Relative difference between the ratios (`ratios`) over the first and over the second half of the first requests.
-    The larger of two values: for mean TTFT, and for mean latency.
+    """Relative difference between the ratios over the first half and over the second half of the runs' first requests.
+    The larger of two such differences: for mean TTFT, and for mean latency.
     """
 
 

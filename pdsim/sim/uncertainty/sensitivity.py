@@ -48,7 +48,9 @@ class Sensitivity:
     relief: str
     """Fields of the scenario that increase the resource, as text. Empty: no field does."""
     noise: Mapping[str, Band] = field(default_factory=dict)
-    """Band of each metric over runs that differ only by noise."""
+    """For each metric: its smallest and largest value over runs with the same resources and slightly different message
+    times.
+    """
 
     def by_chance(self, metric: str) -> bool:
         """True if noise alone changes the metric as much as the resource does."""
@@ -68,8 +70,8 @@ class Limit(NamedTuple):
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
-    """Relative change of the metric if the cluster has more of one resource, by the share GAIN. The resource is
-    `resource` or, if no resource limits the metric, `most`.
+    """Relative change of the metric if the cluster has more of `resource`, or of `most` if no resource limits the
+    metric. GAIN is the relative increase.
     """
     relief: str
     """Fields of the scenario that increase `resource`, as text. Empty: no field does."""

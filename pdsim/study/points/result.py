@@ -33,7 +33,9 @@ class Replication:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
-    """Share of the requests within the limits, by the name of the SLO and by class. Empty: requests have no classes."""
+    """By the SLO's name, then by class: the share of the class's requests within the limits. Empty: requests have no
+    classes.
+    """
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """Recommends the smallest host memory that is as good as the largest. If this size is no better than none: no host
-    cache.
+    """Recommends the smallest host cache that is as good as the largest. Recommends no host cache if the smallest is no
+    better than none.
     """
     study.require_results()
     sizes = study.labels()[1:]

@@ -255,9 +255,9 @@ _EQUAL_SHARE = 0.01
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
-    """Candidates with fixed numbers of prefill and decode servers, on all GPUs and on fewer GPUs. Two more candidates
-    have the scenario's elastic settings: in one, servers also start and stop; in the other, servers only change roles.
-    Raises ConfigError if prefill and decode servers differ in GPU or tp.
+    """Candidates whose numbers of prefill and decode servers stay the same, on all GPUs and on fewer GPUs. Two more
+    candidates follow a scaling policy (section elastic): in one, servers only change roles; in the other, servers also
+    start and stop. Raises ConfigError if prefill and decode servers differ in GPU or tp.
     """
     prefill, decode = base.scenario.pair
     if (prefill.gpu, prefill.tp) != (decode.gpu, decode.tp):

@@ -97,7 +97,7 @@ class Term:
         return f"fewer than {self.percentile:g} %{requests} have {self.limits}"
 
     def lack(self, value: float) -> str:
-        """Says which value misses the term. value: a latency in ms or, for a term that limits a share, a share in %."""
+        """Says how the term is missed. value: a latency in ms or, for a term that asks for a share, a share in %."""
         if self.is_share:
             of_class = f"of class {self.request_class} " if self.request_class else ""
             return f"{significant(value)} % of the requests {of_class}have {self.limits} ({self.percentile:g} % asked)"

@@ -33,7 +33,9 @@ def routed_of(layers: list[Layer]) -> list[str]:
 
 
 def has_single_blocks(layers: list[Layer]) -> bool:
-    """True if each layer is either a mixer or an MLP. Nemotron-H has such layers, and calls both "mixer"."""
+    """True if no layer has both a mixer (attention or linear attention) and an MLP. Nemotron-H has such layers, and
+    names both kinds of modules "mixer".
+    """
     return not any(layer.mixer and layer.feed for layer in layers)
 
 

@@ -123,8 +123,8 @@ class Channel:
         self._outgoing: dict[str, zmq.Socket[bytes]] = {}
 
     def connect(self, process: str, endpoint: str) -> None:
-        """Connects to the latest start of a process, which listens at `endpoint`. Messages that wait for an earlier
-        start of the process are dropped.
+        """Connects to a process that was started or restarted, and listens at `endpoint`. If the process was restarted,
+        messages that still wait for the earlier one are dropped.
         """
         self.disconnect(process)
         socket = self._context.socket(zmq.PUSH)

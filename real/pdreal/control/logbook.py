@@ -165,9 +165,9 @@ def read_counted_steps(folder: Path) -> list[CountedStep]:
 
 
 def read_records(folder: Path) -> RunRecords:
-    """Returns the records of a run, from the rows of all processes in the order of their times. Reading stops at the
-    first row of a request whose arrival is in no file. In this case the launcher was killed or its disk was full before
-    the arrival was written, so the launcher may have written nothing afterwards.
+    """Returns the records of a run, from the rows of all processes in the order of their times. If a row belongs to a
+    request whose arrival was not recorded, the row and all later rows are left out: the launcher was killed or its disk
+    was full, so its rows may end there, too.
     """
     recorder = Recorder()
     rows = (chain.from_iterable(map(_read_rows, lives)) for lives in _files(folder, "rows"))

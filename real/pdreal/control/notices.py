@@ -32,7 +32,9 @@ class Peers(NamedTuple):
     endpoints: dict[str, str]
     """Endpoint of each instance's leader, by instance id."""
     epoch_ns: int | None
-    """Epoch of the run in ns, by the monotonic clock of the rank's host. None until all ranks are connected."""
+    """Start of the run (time 0 of all records) in ns, by the monotonic clock of the rank's host. None until all ranks
+    are connected.
+    """
 
 
 class Connected(NamedTuple):
@@ -183,7 +185,7 @@ class KeptLog(NamedTuple):
 
 
 class HostDone(NamedTuple):
-    """An agent tells the launcher that it has sent all logbooks."""
+    """An agent tells the launcher that it has sent the records and logs of all processes on its host."""
 
     host: str
 

@@ -54,8 +54,8 @@ class Processes:
         process.close()
 
     def fork(self, target: Callable[..., None], *args: Any) -> Any:
-        """Starts a process that calls target(*args), and returns the process. The process ends with this process at the
-        latest.
+        """Starts a child process that calls target(*args), and returns the child. If this process ends, the child ends,
+        too.
         """
         process = self._context.Process(target=target, args=args, daemon=True)
         with self._starting, _without_main(), _signals_held_back():

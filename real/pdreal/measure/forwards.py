@@ -345,11 +345,11 @@ def forward_rows(
     followers: Followers | None = None,
     num_verified: int = 1,
 ) -> Iterator[Row]:
-    """Yields a measured row for each case that fits the model and this machine's memory. left_out is called for each
-    case that does not fit.
+    """Yields rows of all cases that fit the model and this machine's memory. left_out: called with a text for each case
+    that does not fit.
 
-    Decode steps come first, while the cached KV is random: prefill writes the KV of its prompts, and after such KV most
-    tokens choose the same experts (experiments/moe-h200).
+    Decode steps come first, while the cached KV is random. Prefill forwards overwrite cached KV with that of their
+    prompts, and such KV makes most tokens choose the same experts (experiments/moe-h200).
 
     page_size: number of tokens of a page. seconds: time for each row. followers: the other ranks. None: there is one
     rank.

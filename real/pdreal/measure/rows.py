@@ -188,8 +188,8 @@ MOST_REPEATS = 50
 
 
 def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
-    """Returns sorted times of repeated work: at least 3 times; then until `seconds` are over, or 50 times were taken.
-    warm_ups: number of calls before the timed calls.
+    """Calls `work` again and again, and returns the sorted times of the calls in us. Stops after `seconds` s, but after
+    3 calls at the earliest and 50 calls at the latest. warm_ups: number of calls before the timed calls.
     """
     return repeat_each_us(repeat(work), seconds, warm_ups=warm_ups)
 

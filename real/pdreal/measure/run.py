@@ -45,7 +45,7 @@ class Measurement:
     plan: Plan
     """Shapes to measure."""
     rounds: int
-    """Number of times that everything is measured."""
+    """Number of times that each shape is measured."""
     draft_tokens: int = 1
     """Number of tokens of each request that decode steps verify. 1: there are no drafts."""
 

@@ -94,8 +94,9 @@ takes the requests one after another, one forward computes them, and their trans
 during the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
-"""Output tokens of one long request. This request decodes while the waves run, as requests do under load, and is
-aborted afterwards."""
+"""Output tokens of one long request, which decodes while the waves are measured, as requests do under load. The request
+is aborted afterwards.
+"""
 _LOOK_AGAIN_S = 0.01
 _LONGEST_LOADING_S = 600
 _LEAST_STEPS = 8
@@ -275,7 +276,9 @@ def _stage_rows(alone: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
-    """Yields measured rows with the time between arrivals at the router of requests that were submitted together."""
+    """Yields one row per prompt length of the waves: the time from one request's arrival at the router to the next's.
+    The requests of a wave are submitted together.
+    """
     for num_tokens in _WAVE_TOKENS:
         arrivals = [request.arrival_ns for request in waves if request.num_prompt_tokens == num_tokens]
         chunks = [arrivals[i : i + _WAVE_REQUESTS] for i in range(0, len(arrivals), _WAVE_REQUESTS)]

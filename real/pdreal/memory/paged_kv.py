@@ -93,8 +93,8 @@ class PagedKv:
         return kept if self._widen_to is None else tuple(part.to(self._widen_to) for part in kept)
 
     def rows(self, slots: Tensor) -> Tensor:
-        """Returns the row numbers that `read` takes for these slots. `read` sees the planes of a layer as one tensor,
-        plane after plane, so each slot has one row in each plane.
+        """Returns the row numbers of slots, for the method `read`. A layer's planes lie one after another in one
+        tensor, so each slot has one row in each plane.
         """
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])

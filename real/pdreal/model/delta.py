@@ -30,7 +30,8 @@ class DeltaWeights:
     """Weights of one linear-attention layer (gated delta net), for the heads of a rank."""
 
     into: Tensor
-    """Projections of the hidden state [outputs, hidden]: queries, keys, values, gates, betas, decays."""
+    """Weight matrix [outputs, hidden] that makes queries, keys, values, gates, betas and decays from the hidden state.
+    """
     conv: Tensor
     """[channels, conv_tokens]. Channels: queries, keys and values of all heads."""
     rate: Tensor
@@ -38,7 +39,7 @@ class DeltaWeights:
     bias: Tensor
     """Added to decays before softplus, [value heads] in fp32."""
     norm: Tensor
-    """Norm of the outputs of a head, [value_dim]."""
+    """Weight of the norm on a head's outputs, [value_dim]."""
     num_key_heads: int
     num_value_heads: int
     key_dim: int
@@ -170,7 +171,7 @@ class KernelPrefill:
 
 
 class DeltaPrefill:
-    """The recurrence over the chunks of a prefill forward, computed by torch."""
+    """The gated delta rule over the chunks of a prefill forward, computed by torch."""
 
     def __init__(self, states: StatePool, batch: PrefillBatch) -> None:
         self._states = states

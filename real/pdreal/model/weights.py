@@ -169,8 +169,8 @@ class GroupedWeights:
 class LatentHeads:
     """The query heads of a rank with latent attention, where each token has one latent for all heads.
 
-    There are two ways with equal results. Keys and values are expanded from the latents, which is less work for
-    prompts. Or queries are turned so that they attend to the latents themselves, which reads less memory in decode. A
+    Attention can be computed in two ways with equal results. `expand` makes keys and values from the latents, which is
+    less work for prompts. `absorb` projects queries into the space of the latents, which reads less memory in decode. A
     latent is [latent rank | rotated key], a query [plain | rotated].
     """
 

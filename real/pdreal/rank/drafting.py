@@ -158,9 +158,9 @@ class Drafter:
 
 
 def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
-    """Returns the start of drafting for each prompt of a prefill forward (Seed), which decode gets with the KV.
-    proposals: the draft head's first proposal for each prompt, [prompts]. hidden: the head's hidden state, [prompts,
-    hidden]. Both tensors lie on the host.
+    """Returns the start of drafting for each prompt of a prefill forward. Prefill sends this Seed to decode together
+    with the KV. proposals: the draft head's first proposal for each prompt, [prompts]. hidden: the head's hidden state,
+    [prompts, hidden]. Both tensors lie on the host.
     """
     states = hidden.contiguous().view(torch.uint8).numpy()
     return [
@@ -170,7 +170,9 @@ def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
 
 
 def followers_of(batch: PrefillBatch, chosen: Sequence[int]) -> list[int]:
-    """Returns the token after each token of a batch. chosen: the target's choice after each chunk."""
+    """Returns, for each prompt token of a batch, the token that follows it in its sequence. chosen: the token that the
+    target chose after each chunk.
+    """
     pairs = zip(batch.chunks, chosen, strict=True)
     ends = ((chunk, token if chunk.next_token is None else chunk.next_token) for chunk, token in pairs)
     return [token for chunk, end in ends for token in (*chunk.tokens[1:], end)]

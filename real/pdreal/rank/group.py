@@ -124,7 +124,9 @@ class RankThreads:
         return launched is not None
 
     def _look(self, launched: LaunchedStep, start_ns: int, on_done: OnDone) -> None:
-        """Checks again and again, between messages, whether the step has ended. A timer would be milliseconds late."""
+        """Calls on_done if the step has ended. Otherwise looks again as soon as the event loop has handled its
+        messages, because a timer would be milliseconds late.
+        """
         try:
             if not launched.done.query():
                 self._loop.call_soon(self._look, launched, start_ns, on_done)
@@ -308,7 +310,7 @@ class Follower:
         self._fail = fail
 
     def levels(self) -> list[Any]:
-        """Returns an empty list: the leader reports the levels of the instance."""
+        """Returns an empty list: the leader reports the instance's numbers of requests and pages (levels)."""
         return []
 
     def on_message(self, to: str, message: Any, payload: Any) -> None:

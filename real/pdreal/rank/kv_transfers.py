@@ -155,8 +155,8 @@ class KvTransfers:
     # Decode.
 
     def on_arrived(self, request_id: int, facts: dict[str, Any]) -> None:
-        """Keeps the data that came with a request's last KV. facts: the data, as prefill's `arrival_facts` returns
-        them.
+        """Keeps the data that arrived with a request's last KV, such as its first token. facts: the data, with the keys
+        that prefill's `arrival_facts` writes.
         """
         seed = None if facts["seed"] is None else Seed(*facts["seed"])
         first = facts["token"], facts["num_cached_tokens"], facts["logprobs"]

@@ -174,11 +174,11 @@ class ModelRunner:
 
     def warm_up(self) -> None:
         """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
-        first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes short forwards
-        only, because its graphs have warmed up all but the thread that chooses tokens by requests' rules.
+        first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes few short forwards,
+        because making its CUDA graphs has warmed up the rest.
 
-        Libraries have a handle for each thread, and load kernels at the first use of each shape. So the thread that
-        will compute the batches of the run calls this method, which begins with the longest forward.
+        Libraries are set up per thread, and load kernels at the first use of each shape. So the thread that will
+        compute the batches of the run calls this method, which begins with the longest forward.
         """
         longest = min(self._warm_up_tokens, self.model.config.max_context_tokens, self.kv.num_pages * self.kv.page_size)
         for num_tokens in _warm_up_lengths(longest):

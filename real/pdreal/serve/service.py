@@ -101,7 +101,7 @@ class Service(NamedTuple):
     """Name of the model for clients."""
     tokenizer: Tokenizer | CheckpointTokenizer
     room: Room
-    """Size of the largest request that fits."""
+    """Largest numbers of tokens that a request may have."""
     page_size: int
     """Number of tokens of a page."""
     metrics: Metrics

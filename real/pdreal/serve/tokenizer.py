@@ -19,7 +19,7 @@ from pdsim.inputs import InputError, read_json
 NUM_BYTES = 256
 END_OF_TEXT = 0
 SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
-"""Pattern of the spellings of tokens that are not spelled as one character."""
+"""Pattern of tokens whose text is longer than one character: <0x0A> for a byte, <1234> for any other token."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
