@@ -71,8 +71,9 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Context with the lines of a regular file, plain or gzip, without a BOM. Raises InputError for other files and,
-    within the context, for content that is no text. FileNotFoundError passes through.
+    """Context with the lines of a text file, which may be compressed with gzip. A BOM is left out. Raises InputError if
+    the path is no regular file and, within the context, if the content is no text. Raises FileNotFoundError if there is
+    no file.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")

@@ -65,8 +65,9 @@ def inverse_length(x, axis: tl.constexpr):
 
 @triton.jit
 def decay_and_beta(decays, betas, at, mask, rate, bias):
-    """Returns (logarithm of the decay, beta) in fp32: (rate * softplus(x + bias), sigmoid(y)). decays, betas: addresses
-    of the projections with x and y. at: offsets to read there. mask: False: not read; both results are 0.
+    """Returns two fp32 values per offset. The logarithm of the decay is rate * softplus(x + bias), and beta is
+    sigmoid(y), where x and y are projections of the token. decays, betas: addresses of x and of y. at: offsets to read
+    there. mask: False: nothing is read, and both results are 0.
     """
     x = tl.load(decays + at, mask=mask, other=0.0).to(tl.float32) + bias
     softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))

@@ -1,4 +1,6 @@
-"""The kernels in plain torch: the tests compare kernels with these functions. Read this file first."""
+"""The kernels in plain torch. The tests compare the kernels with these functions, which are short and define what each
+kernel computes.
+"""
 
 from collections.abc import Sequence
 
@@ -64,7 +66,9 @@ def push_reference(
     source_heads: range | None = None,
     target_heads: range | None = None,
 ) -> None:
-    """Copies pages of one pool to pages of another: a gather and a scatter, without staging between them."""
+    """Copies the first `tokens` tokens of a page list from one pool to another: a gather and a scatter, without staging
+    between them. source_heads, target_heads: heads to read and to write; None: all heads.
+    """
     staging = gather_reference(source, source_pages, tokens, heads=source_heads).to(target.device)
     scatter_reference(target, target_pages, tokens, staging, heads=target_heads)
 

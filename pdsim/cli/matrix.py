@@ -326,9 +326,12 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> Path:
-    """Does all steps of a campaign, and returns the path of the archive with the campaign's folder. `matrix`, `out`,
-    `changes` and `hosts`: as in `prepare`; `rounds` and `num_gpus`: as in `steps`. Raises ConfigError if an argument is
-    wrong or a step fails. tell: called with a line for each step.
+    """Does all steps of a campaign (see the module), skips those whose result exists, and returns the path of an
+    archive of the campaign's folder. matrix: name or folder of the matrix. out: folder of the campaign. changes: of the
+    scenario, in the notation of --set. hosts: file of hosts; None: this host. rounds: how many times each measurement
+    is made. num_gpus: GPUs of this host. tell: called with a line for each step.
+
+    Raises ConfigError if an argument is wrong or a step fails.
     """
     suite = prepare(matrix, out, changes, hosts)
     commands = []
@@ -350,8 +353,8 @@ def carry_out(
 
 
 def _run_step(step: Step, out: Path) -> None:
-    """Runs the command of a step in the folder `out`. The command writes the step's file; for `pdsim validate`, which
-    only prints, the printed text becomes the file. Raises ConfigError if the command fails.
+    """Runs the command of a step in the folder `out`, in which the command writes the step's file. The command `pdsim
+    validate` writes no file; its printed text is saved instead. Raises ConfigError if the command fails.
     """
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS

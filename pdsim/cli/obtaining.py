@@ -112,7 +112,9 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
 
 
 def _warn_of_other_machine(run: FinishedRun, first: FinishedRun) -> None:
-    """Adds a warning to the run's summary if one of the two runs has times of a CPU, and the other those of a GPU."""
+    """Adds a warning to the summary of `run` if one of the two runs was measured or predicted for a CPU, and the other
+    for a GPU.
+    """
     devices = [str(one.summary.get("pdsim", {}).get("device", "")) for one in (run, first)]
     on_gpus = {device == "cuda" or device.partition(" and ")[0] in names("gpus") for device in devices}
     if all(devices) and len(on_gpus) > 1:

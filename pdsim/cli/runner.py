@@ -115,8 +115,8 @@ def _judge(slo: "Slo", scenario: Scenario, cluster: Cluster) -> "Judge":
 
 
 def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tuple[RunResult, bool]:
-    """Runs a simulation until it ends or the user interrupts. Returns the result so far, and True if the user
-    interrupted. watch: sees the simulation while it runs.
+    """Runs a simulation until it ends or the user interrupts it. Returns the result so far, and True if the user
+    interrupted. watch: gets the simulation, to report its first part while it runs; None: nothing is reported.
     """
     if watch is not None:
         watch.simulation = simulation

@@ -164,8 +164,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _tries_anew(self) -> bool:
-        """True if each step tries again to begin the prompt that lacked pages. This holds if prompts may preempt
-        running requests: SGLang then resets batch_is_full, its note that no prompt can begin.
+        """True if a prompt that could not begin for lack of pages is tried again in each step. This is so if prompts
+        may preempt running requests: SGLang then resets batch_is_full, its flag that no prompt can begin.
         """
         return self.limits.preemption_threshold is not None and self._blocked_by == "pages"
 

@@ -37,7 +37,7 @@ class Request:
     under way included.
     """
     num_computed_tokens: int = 0
-    """Number of the request's tokens that were cached or that ended forwards have computed."""
+    """Number of the request's tokens that have KV: tokens that were cached, and tokens of forwards that have ended."""
     num_tried_tokens: int = 0
     """Number of uncached tokens when the queue last tried to begin the request; 0: the queue has not tried."""
     entry: int = 0

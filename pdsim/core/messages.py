@@ -200,7 +200,7 @@ class LoadedBack:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """Host link to a vLLM instance: the copy with number `store` to host memory has ended."""
+    """Host link to a vLLM instance: a copy to host memory has ended. store: number of the copy (Offload.store)."""
 
     store: int
 
@@ -577,7 +577,7 @@ class Offload:
     """Copy these GPU pages to the given host pages, after all earlier copies of this kind. Then send Offloaded."""
 
     store: int
-    """Number of the copy. Each copy of an instance has its own number."""
+    """Number by which the instance knows this copy (a store of KV in host memory). Each copy has its own number."""
     pages: tuple[int, ...]
     host_pages: tuple[int, ...]
     """Page ids in the host pool, in the order of `pages`."""

@@ -43,7 +43,7 @@ class Spans:
 
     @classmethod
     def of(cls, stream: int, length: int) -> "Spans":
-        """Returns the first `length` tokens of a stream (StreamSpan), by its number."""
+        """Returns the first `length` tokens of a stream. stream: number of the stream (see StreamSpan)."""
         return cls(((stream, 0, length),))
 
     def __len__(self) -> int:

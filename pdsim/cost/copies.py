@@ -139,8 +139,8 @@ class StagingCost:
     scatter_bandwidth: float
     """Number of bytes per second that a scatter reads or writes."""
     num_writers: int
-    """Number of prefill ranks that write to one decode rank. In one call, the decode rank scatters one cell (staged KV
-    of one rank) of each of them.
+    """Number of prefill ranks that write to one decode rank. In one call, the decode rank scatters one cell from each
+    of these ranks.
     """
 
     def gather_ns(self, num_bytes: int) -> int:

@@ -194,11 +194,11 @@ def is_measured(gpu: str, operator: str, kind: str) -> bool:
 
 @cache
 def _covering(operator: str, whole: bool, column: str) -> float:
-    """Returns a factor for the error of estimating a GPU's value by the median of GPUs of other generations. For the
-    share _COVERED of measured kernels, value and median differ by at most this factor.
+    """Returns a factor for the error of an estimate that takes the median over GPUs of other generations as a GPU's
+    value. For the share _COVERED of the measured kernels, value and median differ by at most this factor.
 
-    column: the field of Kernel that has the value. whole: True: counts kernels of experts that one GPU holds
-    completely; False: all other kernels.
+    operator: name of the operator. whole: True: counts kernels of experts that one GPU holds completely; False: all
+    other kernels. column: the field of Kernel that has the value.
     """
     found = []
     for (gpu, name, kind), kernel in _kernels().items():
@@ -302,8 +302,9 @@ def tile_of(gpu: str, weights: str, *, has_experts: bool) -> int:
     does not depend on full tiles. gpu: name in the catalog. weights: data type. has_experts: the model has experts.
 
     On Hopper, fp8 products with a scale for each token and channel are CUTLASS kernels, which compute whole tiles
-    (experiments/sglang-llama). The times of cuBLAS's products, such as those in bf16, hardly jump at any number of
-    tokens (experiments/operators). Models with experts have other fp8 kernels, for blocks of weights.
+    (experiments/sglang-llama). All other products get 1: the times of cuBLAS's products, such as those in bf16, hardly
+    jump at any number of tokens (experiments/operators), and models with experts have other fp8 kernels, for blocks of
+    weights.
     """
     is_cutlass = weights == "fp8" and _GENERATIONS.get(gpu) == "hopper" and not has_experts
     return _CUTLASS_TILE if is_cutlass else 1

@@ -366,8 +366,8 @@ class AffineTable(Affine):
 
 @dataclass(frozen=True, kw_only=True)
 class AiConfigurator:
-    """GPU times from aiconfigurator's operator tables (pip install aiconfigurator). Host times are those of the
-    roofline.
+    """GPU times from aiconfigurator's operator tables (pip install aiconfigurator). Host times have the same defaults
+    as in the cost model `roofline`.
 
     A forward of unequal prompts is timed as prompts of their mean length. KV that several requests share counts once
     for each of them.

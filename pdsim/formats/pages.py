@@ -101,7 +101,7 @@ class Sample(NamedTuple):
     name: str
     """Name of the metric as the page has it."""
     labels: dict[str, str]
-    """Values of the labels, by label."""
+    """Labels of the sample on the metrics page, such as model_name: value by name."""
     value: float
 
 
@@ -177,8 +177,8 @@ def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
 
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
-    """Size of the KV pool: {pool_tokens: number of tokens of all servers, page_tokens: tokens of a page}, from labels
-    of vllm:cache_config_info. Empty: the page has no such metric. by_name: samples by metric.
+    """Size of the KV pool, from labels of vllm:cache_config_info: pool_tokens is the sum of tokens over all servers,
+    page_tokens the number of tokens of a page. Empty: the page has no such metric. by_name: samples by metric.
     """
     total = size = 0.0
     for sample in by_name.get("vllm:cache_config_info", ()):
@@ -269,7 +269,7 @@ RATES = {
     "prompt_tokens": "input_throughput",
     "output_tokens": "output_throughput",
 }
-"""Fields of a summary that have the rate of a counter, by counter."""
+"""For each counter of a metrics page: the field of a summary that has the counter's rate."""
 MEANS = ("ttft", "tpot", "itl", "e2e_latency")
 
 

@@ -56,7 +56,7 @@ class Place(NamedTuple):
 
 def places(scenario: Scenario) -> dict[str, list[Place]]:
     """Where each server and each encode instance runs, by role. Hosts are filled one after another; a host with another
-    GPU, or with too few free GPUs, is skipped. A server on several hosts has these hosts alone.
+    GPU, or with too few free GPUs, is skipped. If a server spans several hosts, no other server runs on them.
     """
     host = free = index = 0
     gpu: str | None = None
@@ -252,7 +252,9 @@ RULES: dict[str, Rule] = {
     "prefill.optimistic_attempts": _only_resolved("prefill", "optimistic_attempts"),
     "decode.extra_slots": _only_resolved("decode", "extra_slots"),
 }
-"""What launches of all engines do with each field, by the field's path."""
+"""The rule of each field that is the same for all engines, by the field's path. A rule says how commands express the
+field, that they leave it out, or why they cannot express it.
+"""
 
 
 class Leaf(NamedTuple):

@@ -57,7 +57,8 @@ workers report their cached pages by KV events."""
 FIRST_EVENT_PORT, FIRST_SYSTEM_PORT = 5557, 8081
 """First ports of KV events, which KV-aware routing needs, and of metrics."""
 VLLM_EVENTS = {"enable_kv_cache_events": True}
-"""Setting without which vLLM publishes no KV events, whichever publisher it has (0.33.0, config/kv_events.py)."""
+"""Setting without which vLLM publishes no KV events, even if a publisher is configured (0.33.0, config/kv_events.py).
+"""
 
 
 QUEUE_SETTINGS = {"router-queue-threshold": "threshold", "router-queue-policy": "order"}
@@ -139,8 +140,9 @@ _POD = _At(graph.ANYWHERE, 0, 0)
 
 
 def launch_sglang(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands that run the scenario with Dynamo and workers of SGLang. source, model: as pdsim.launch.ENGINES says.
-    Raises ConfigError, which lists the fields that the commands cannot express.
+    """Commands that run the scenario with Dynamo and workers of SGLang. source: words of a command line that name the
+    scenario's file. model: name or path by which the engine finds the model. Raises ConfigError, which lists the fields
+    that the commands cannot express.
     """
     made, at, resolved = _begin(scenario, "dynamo", SGLANG_RULES)
     made.notes += [*sglang.left_to_the_operator(scenario), *sglang.store_note(scenario)]

@@ -17,7 +17,7 @@ FRONTEND = "Frontend"
 
 
 class Worker(NamedTuple):
-    """All workers of one role. Each runs in a pod of its own."""
+    """The kind of worker that serves one role. Each worker of the kind runs in a pod of its own."""
 
     role: str
     """prefill, decode or aggregated."""

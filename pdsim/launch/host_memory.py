@@ -32,7 +32,8 @@ def connector(servers: ServerSettings, host_bytes: int, storage: StorageSettings
 
 def _of_lmcache(servers: ServerSettings, host_bytes: int, storage: StorageSettings | None) -> dict[str, Any]:
     """LMCache's settings. The setting max_local_cpu_size is GiB of host memory for one rank (0.5.6,
-    v1/storage_backend/local_cpu_backend.py:403). host_bytes, storage: as for `connector`.
+    v1/storage_backend/local_cpu_backend.py:403). host_bytes: bytes of host memory for each GPU. storage: None: there is
+    no storage behind host memory.
     """
     found: dict[str, Any] = {
         "lmcache.max_local_cpu_size": host_bytes / 2**30,

@@ -39,9 +39,10 @@ _BOOTSTRAP_ANNOTATION = "sglang.ai/bootstrap-port"
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Manifests of the servers and the gateway, and a Job with the load. If bench_serving cannot send the load:
-    commands that send it, in place of the Job. source, model: as pdsim.launch.ENGINES says. Raises ConfigError, which
-    lists the fields that SGLang cannot express.
+    """Manifests of the servers and the gateway, and a Job with the load. If bench_serving cannot send the load,
+    commands that send it take the place of the Job. source: words of a command line that name the scenario's file.
+    model: name or path by which the engine finds the model. Raises ConfigError, which lists the fields that SGLang
+    cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "kubernetes", sglang.RULES), *sglang.left_to_the_operator(scenario)])
     made.notes += sglang.store_note(scenario)

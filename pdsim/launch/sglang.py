@@ -75,8 +75,8 @@ Sources in SGLang 0.5.23: disaggregation/mooncake/utils.py, nixl/conn.py, ascend
 distributed/device_communicators/mooncake_transfer_engine.py.
 """
 QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}
-"""For each backend: the variable that sets how many queues a prefill rank's transfer workers have, and its default
-(0.5.23, srt/environ.py).
+"""For MORI and for all other transfer engines: the environment variable that sets the number of transfer queues of a
+prefill rank, and its default (0.5.23, srt/environ.py).
 """
 SCHEDULE_POLICIES = {
     "fcfs": "fcfs",

@@ -106,7 +106,9 @@ class _Objects:
 
 
 def to_block(entries: Sequence[Entry]) -> bytes:
-    """Returns calls as a block, which ends with a line feed."""
+    """Returns the calls of a journal as one block of bytes: one line of JSON that has the calls and, once each, the
+    objects in their arguments and results.
+    """
     instance_ids, calls, args, returned = zip(*entries, strict=True)
     given = [values[:-1] for values in args]
     results = [

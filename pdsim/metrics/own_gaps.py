@@ -118,9 +118,9 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Adds the gaps of the steps for which an attempt of a request was in its batch, when the request leaves the
-        batch. If the request ended before the last of these steps, gaps after its end are added, too; `finished_ms`
-        leaves these out.
+        """Adds a request's gaps between tokens when one of its attempts leaves a batch: the durations of the steps for
+        which it was in the batch. If the request ended before the last of these steps, gaps after its end are added,
+        too; `finished_ms` removes these.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))

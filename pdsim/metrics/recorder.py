@@ -212,8 +212,8 @@ class Recorder:
         return record
 
     def on_output(self, request_id: int, num_tokens: int) -> None:
-        """Sets the output length in tokens, if only the end of the request shows it. request_id: the client's id of the
-        request, not the attempt's.
+        """Sets the number of output tokens of a request whose length is known only at its end. request_id: the client's
+        id, which stays the same over all attempts of the request.
         """
         self._requests[self._attempts.get(request_id, request_id)].num_output_tokens = num_tokens
 

@@ -116,8 +116,8 @@ class StepRecord:
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests whose last token did not come directly before the record's first step, but earlier.
-    RunRecords.token_gaps has the time since this token.
+    """Number of requests that have a longer gap before the record's first step, because they got no token in the step
+    before. RunRecords.token_gaps has the length of the gap.
     """
     copying_ns: int = 0
     """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written
@@ -151,7 +151,7 @@ class TransferRecord:
     is_last: bool
     """True: the unit is the request's last, and carries the first token."""
     queued_ns: int
-    """Time when the prefill instance planned the unit."""
+    """Time when the prefill instance planned the unit and put it into the queue of a transfer worker."""
     start_ns: int
     """Time when a transfer worker began with the unit."""
     end_ns: int
@@ -178,7 +178,7 @@ class TokenGap(NamedTuple):
     duration_ns: int
     """Length of the gap in ns."""
     num_requests: int
-    """Number of requests that have this gap at the same time."""
+    """Number of requests for which this gap begins and ends at the same times."""
     num_tokens: int = 1
     """Number of tokens per request that arrive together after the gap."""
 

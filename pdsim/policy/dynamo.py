@@ -1,8 +1,8 @@
-"""The KV router of Dynamo. It picks the instance where a request costs the fewest blocks.
+"""The KV router of Dynamo. It picks the instance with the lowest cost, counted in blocks. A block is a page.
 
 Rule and defaults of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
 softmax_sample_index, minimum_cost_index at 07a6c9c) and components/src/dynamo/common/configuration/groups/
-kv_router_args.py. A block is a page. Conformance: experiments/conformance/dynamo.
+kv_router_args.py. Conformance: experiments/conformance/dynamo.
 """
 
 from collections.abc import Sequence

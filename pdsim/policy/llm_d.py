@@ -148,7 +148,9 @@ class LlmD:
         return offered[row].instance_id
 
     def scores(self, prompt: TokenSequence, view: RoutingView, offered: Sequence[InstanceLoad]) -> list[float]:
-        """Returns, for each instance of `offered`, the weighted sum of its scores, without session_affinity_scorer."""
+        """Returns the weighted sum of the scores of each instance in `offered`. The score for the session
+        (session_affinity_scorer) is not included; `pick` adds it.
+        """
         total = [0.0] * len(offered)
         for name, scorer in _SCORERS.items():
             if weight := getattr(self, name):

@@ -36,8 +36,9 @@ class FewestTokens:
 
 
 def rank_policy(method: LoadBalanceMethod, seed: int) -> RoutingPolicy:
-    """Returns the policy by which one server picks a rank. With method follow_bootstrap_room ranks are random, because
-    the gateway draws rooms at random.
+    """Returns the policy by which a server picks one of its data-parallel ranks for a request. With method
+    follow_bootstrap_room, the rank is random: SGLang derives it from the request's bootstrap room, a number that the
+    gateway draws at random.
     """
     match method:
         case "round_robin":

@@ -19,7 +19,7 @@ from pdsim.policy.views import InstanceLoad, RoutingView, TokenSequence
 
 _SECOND_NS = 1_000_000_000
 _LOOK_NS = 60 * _SECOND_NS
-"""Minimum time in ns between two searches of vLLM's router for old sessions (SWEEP_INTERVAL_SECS)."""
+"""Minimum time in ns between two removals of old sessions by vLLM's router (SWEEP_INTERVAL_SECS)."""
 
 
 @dataclass

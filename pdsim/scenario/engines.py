@@ -181,7 +181,9 @@ def _beside_kvbm(scenario: "Scenario", servers: "ServerSettings") -> str:
 
 
 def _given(scenario: "Scenario", names: Iterable[str]) -> str:
-    """The first of these settings of servers that has another value than its default. Empty: there is none."""
+    """Returns the first setting in `names` that a server of the scenario sets to another value than the default, such
+    as "decode.dcp". Empty: all have their defaults.
+    """
     for role, servers in scenario.roles.items():
         fields = type(servers).model_fields
         if found := next(

@@ -107,7 +107,7 @@ def _numbers(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 _MOST_SHOWN = 200
-"""Messages repeat at most this many characters of a --set."""
+"""If an argument of --set is wrong, the message shows at most this number of its characters."""
 
 
 def apply_change(data: dict[str, Any], change: str) -> None:

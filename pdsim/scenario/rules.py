@@ -1,4 +1,4 @@
-"""Rules that relate several sections of a scenario, whatever its engine."""
+"""Rules that relate several sections of a scenario, and that hold with every engine."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING

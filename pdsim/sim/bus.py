@@ -48,7 +48,7 @@ def _nothing(_: Any) -> None:
 
 
 class Timeline:
-    """SimPy's event queue, with delays in whole ns. Law: tests/laws/test_alarms.py."""
+    """SimPy's event queue, with delays in whole ns. Tests: tests/laws/test_alarms.py."""
 
     def __init__(self) -> None:
         self.now_ns = 0
@@ -89,7 +89,7 @@ class Timeline:
 
 
 class Driver:
-    """Drives one instance. Other components of a simulation use this interface."""
+    """Drives one instance of a simulation. This base class declares what other components may call."""
 
     def __init__(self, instance: Instance) -> None:
         self.instance = instance

@@ -84,7 +84,9 @@ class FrontEnd:
             self._forward(request_id, passing)
 
     def on_streamed(self, request_id: int) -> None:
-        """Handles the first token that a decode instance has streamed."""
+        """Notes that decode has streamed the request's first token, and passes the token to the client if nothing else
+        is awaited.
+        """
         passing = self._passing[request_id]
         passing.streamed = True
         self._forward(request_id, passing)

@@ -84,8 +84,8 @@ class Heartbeats:
         """Instances to ask at the next heartbeat. Value: number of heartbeats since the instance died or restarted."""
 
     def watch(self, instance_id: str) -> None:
-        """Asks an instance that has just died or restarted whether it lives. Asks first at the next heartbeat, which
-        may be due now.
+        """Begins to send heartbeats to an instance that has just died or restarted. The first is sent at the next
+        multiple of the interval, which may be now.
         """
         if instance_id not in self._watched:
             self._watched[instance_id] = 0

@@ -37,8 +37,8 @@ def sizes_of(scenario: Scenario, row: Mapping[str, Any]) -> Sizes:
 
 
 def rounded(tokens: float) -> int:
-    """Rounds a number of tokens upwards to two significant digits, such as 1,234 to 1,300, so that a measurement up to
-    the rounded number includes the given number.
+    """Rounds a number of tokens upwards to two significant digits: 1,234 becomes 1,300. A measurement up to the rounded
+    number then covers the given number.
     """
     step = 10 ** max(0, len(str(round(tokens))) - 2)
     return int(-(-tokens // step) * step)
@@ -52,7 +52,9 @@ class Measurement(NamedTuple):
     minutes: int
     """Maximum duration of `command` in minutes."""
     own_gpu: str
-    """Command that measures a GPU without a server. Empty: pdsim's real mode cannot run the model."""
+    """Command that measures the step times on a GPU of the user's own, without a server. Empty: pdsim's real mode
+    cannot run the model.
+    """
 
     def __str__(self) -> str:
         own = f", or on a GPU of your own: {self.own_gpu}" if self.own_gpu else ""
@@ -60,11 +62,10 @@ class Measurement(NamedTuple):
 
 
 def measurement(groups: Iterable[Group], scenario: Scenario, sizes: Sizes) -> Measurement | None:
-    """Says how to measure the step times that would make a prediction more precise. None: `groups` is empty.
+    """Recommends a measurement of step times. None: `groups` is empty.
 
-    groups: which times to measure: "prefill" (forwards), "decode" (steps) or "outside" (the part of TTFT outside GPUs,
-    which the TTFT of one short prompt shows). scenario: names the model. sizes: mean sizes in the predicted run;
-    measured prompts and decode batches get about these sizes.
+    groups: which times to measure: "prefill" (forwards), "decode" (steps) or "outside" (the part of TTFT outside GPUs).
+    scenario: names the model. sizes: mean sizes of the forwards and steps.
     """
     deciding = [group for group in GROUPS if group in set(groups)]
     if not deciding:

@@ -115,8 +115,9 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
 
 
 def value_in(row: SummaryRow, repeated: Row) -> float | None:
-    """The number that `row` of the summary shows, from the results of one repetition. None: the repetition failed, or
-    no request has the time that the row shows (such as a TPOT).
+    """The value of one number of the summary in one repetition. row: the summary's row, which names the number.
+    repeated: results of the repetition. None: the repetition failed, or no request has such a time (for example a
+    TPOT).
     """
     value = repeated.get(row.field.removeprefix("pdsim."))
     return None if value is None else float(value)

@@ -159,7 +159,9 @@ class Space:
         return [Encoders(settings.gpu, number) for number in self.tried.get("encode.instances", (0, *powers))]
 
     def own(self, base: Base) -> CandidateCluster | None:
-        """The cluster that the scenario itself describes. None: one of its GPUs has no price."""
+        """The cluster that the scenario itself describes, as a candidate. None: the cluster has a GPU that has no
+        price.
+        """
         given = base.scenario if base.own_aggregated is None else base.changed(base.aggregated)
         servers = tuple(Server(one.gpu, one.split) for one in given.roles.values())
         counts = tuple(one.instances for one in given.roles.values())

@@ -40,7 +40,9 @@ class Trials:
         )
 
     def at(self, changes: Changes) -> "Trials":
-        """Trials in which the base scenario has further changes. Each cluster is run once, with the first seed."""
+        """Returns trials of the same clusters with further changes of the base scenario. These trials run each cluster
+        with the first seed only.
+        """
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     @cached_property

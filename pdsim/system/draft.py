@@ -91,7 +91,7 @@ def standalone(draft: ModelSpec) -> DraftModel:
 
 
 def _embeddings(model: ModelSpec) -> int:
-    """Number of parameters of embeddings and output projection."""
+    """Number of parameters of a model's embeddings and output projection. If a model ties the two, they count once."""
     return model.vocab_size * model.hidden_size * (2 - model.tied_embeddings)
 
 

@@ -110,6 +110,6 @@ class LlamaArchitecture:
     """Indices of the layers that attend only to the last attention.window_tokens tokens. The first layer has index
     0."""
     delta: GatedDelta | None = None
-    """Layers of linear attention, and the other details of a model with such layers. None: all layers have
-    attention.
+    """Shapes of the layers with linear attention, and further details of models that have such layers. None: all layers
+    have attention.
     """

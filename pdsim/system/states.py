@@ -94,9 +94,10 @@ KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
 latent KV.
 """
 _UNEVEN = 1.5
-"""vLLM divides attention layers and linear-attention layers into groups. A group has as many layers as the more
-frequent kind, if this number is less than _UNEVEN times that of the other kind. Otherwise, a group has as many layers
-as the less frequent kind."""
+"""vLLM divides attention layers and linear-attention layers into groups of equal size. If the more frequent kind has
+less than _UNEVEN times as many layers as the other kind, a group has as many layers as the more frequent kind.
+Otherwise, a group has as many layers as the less frequent kind.
+"""
 
 
 def block_tokens(state_bytes: float, token_bytes: float, unit_tokens: int) -> int:

@@ -128,9 +128,11 @@ class Session:
         return round(random.uniform(min(starts), max(starts)))
 
     def specs(self, session: int, first: int, moment_ns: int | None) -> list[RequestSpec]:
-        """Returns the session's requests, each with the ids of the requests that it waits for. Ids count from `first`.
-        session: number of the session. moment_ns: returns only requests whose recorded start is this time or later,
-        preceded by the last earlier prompt of each agent with such requests; None: all requests.
+        """Returns the session's requests. Each has the ids of the requests that must end before it is sent. Ids count
+        from `first`. session: number of the session.
+
+        moment_ns: returns only requests whose recorded start is this time or later. They are preceded, for each agent
+        with such requests, by the agent's last earlier prompt, which fills caches. None: all requests.
         """
         places = sorted(range(len(self.calls)), key=lambda i: (self.calls[i].start_ns, i))
         from_ns = min((call.start_ns for call in self.calls), default=0) if moment_ns is None else moment_ns

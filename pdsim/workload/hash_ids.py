@@ -29,7 +29,7 @@ class BlockRun:
     offset begin with the same tokens.
     """
     offset: int
-    """Position in the stream of the first token of the first block."""
+    """Position in the token stream at which the first block begins."""
     num_blocks: int
 
 

@@ -68,7 +68,9 @@ def note_begin(logs: Path, scenario: Scenario, options: Options, num_requests: i
 
 
 def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> FinishedRun:
-    """Makes results from logbooks. scenario: resolved. extra: further fields of the summary, such as `interrupted`."""
+    """Makes the results of a run from its logbooks. scenario: the run's scenario, with all defaults filled in. extra:
+    further fields of the summary, such as `interrupted`.
+    """
     records = read_records(logs)
     fields: dict[str, Any] = {"events": 0, "stalled": False, **extra}
     if host_caches(scenario):
@@ -88,8 +90,8 @@ def finished_run(logs: Path, scenario: Scenario, extra: Mapping[str, Any]) -> Fi
 
 
 def keep_run(out: Path, scenario: Scenario, finished: FinishedRun, *, quiet: bool) -> None:
-    """Writes the run folder. When it is complete, the logbooks are removed. Raises OSError if a file cannot be written.
-    quiet: True: no progress is shown.
+    """Writes the run folder, and removes the logbooks when the folder is complete. Raises OSError if a file cannot be
+    written. quiet: True: no progress is shown.
     """
     logs = out / LOGS
     with run_replaced(out) as folder:

@@ -178,7 +178,9 @@ class DecodeWorkspace:
         )
 
     def check(self, lengths: torch.Tensor) -> None:
-        """Raises ValueError if the workspace is divided over other lengths."""
+        """Raises ValueError if the workspace was not divided for these lengths, that is, if divide(lengths) was not
+        called last.
+        """
         if self.divided is None or self.divided.data_ptr() != lengths.data_ptr():
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
 

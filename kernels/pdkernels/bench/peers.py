@@ -70,8 +70,8 @@ def _pool(case: Case, heads: int, device: torch.device) -> Pool:
 
 
 def _both_us(call: Call) -> float:
-    """Returns the host time per call in us, over many calls until both devices are idle. Device events cannot measure
-    two devices.
+    """Returns the time per call in us, by the host's clock. Times many calls together, until both devices are idle,
+    because events of one device cannot measure two devices.
     """
     for _ in range(3):
         call()

@@ -52,8 +52,8 @@ def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
 
 
 def _of_clock(rows: Rows) -> GpuSlowdown:
-    """The slowdown that fits rows of kind `clock` best. Assumes that forwards of equal size take equal time on a rested
-    GPU.
+    """The slowdown that fits rows of kind `clock` best. Assumes that, before the GPU slows down, forwards of equal size
+    take equal time.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 

@@ -32,8 +32,8 @@ def launch_ns(prefill: FittedForm) -> float | None:
 
 
 def missing_work(prefill: FittedForm, measurements: Measurements) -> Iterator[str]:
-    """Yields a note if a log shows how long launches take, but no row of kind `host` says how long the loop's other
-    work takes. prefill: the fitted forwards.
+    """Yields a note if a log shows for how long launching a forward blocks the scheduler's loop, but no row of kind
+    `host` has the times of the loop's other work (start, result, send). prefill: the fitted forwards.
     """
     found_ns = launch_ns(prefill)
     if found_ns is not None and not measurements.of("host"):

@@ -128,9 +128,9 @@ def _busy_workers(transport: str) -> int:
 
 
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
-    """The profile's field `handover`: time in ns from the start of a transfer until decode streams the first token,
-    without the worker's time for the transfer and without the latency of one message. medians: median host times by
-    name. transfer: the fitted times of transfers. Empty: this time was not measured.
+    """The profile's field `handover`: the time in ns from the start of a transfer until decode streams the first token.
+    The time for which the transfer worker sends is not included, nor is the latency of one message. medians: median
+    host times by name. transfer: the fitted times of transfers. Returns no field if the time was not measured.
     """
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):

@@ -32,7 +32,7 @@ from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES, ModelSpec
 
 TABLE_ABOVE = 0.05
-"""If the mean error on held-out measurements exceeds this, a table is tried instead of straight lines."""
+"""Mean error of a fit on held-out rows above which a fit with a table of times is tried, too."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),

@@ -82,7 +82,7 @@ class Form:
         return np.asarray(design @ values)
 
     def slopes(self, values: Floats, design: Floats) -> Floats:
-        """Derivatives of times (rows) by coefficients (columns). values: the coefficients. design: as from `design`."""
+        """Derivatives of times (rows) by coefficients (columns). values: coefficients. design: result of `design`."""
         if self.overlap is not None:
             batch, posting, moving = design.T
             waits = self.overlap * posting * values[1] > moving * values[2]
@@ -131,9 +131,9 @@ def decode_form(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """As `prefill_form`, but a table replaces the base and the time per token: times at some sizes (knots), with
-    straight lines between them. wave_tokens, tile_tokens: as there. Each measured CUDA graph is a knot: forwards that
-    are padded to its size take its time, and from one graph to the next the time may jump (experiments/four-h100).
+    """A form like `prefill_form`, but a table replaces the base and the time per token: times at some sizes (knots),
+    with straight lines between them. Each measured CUDA graph is a knot: forwards that are padded to its size take its
+    time, and from one graph to the next the time may jump (experiments/four-h100).
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     sizes, in_graphs = computed(rows.columns), rows.columns["graph"] > 0
@@ -172,7 +172,7 @@ def misfit(form: Form, rows: Rows) -> float:
 
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
-    """The terms of a decode step with a table over graph sizes; with has_free_rows (as in Form), over batch sizes."""
+    """A form like `decode_form`, but with times by graph size, or by batch size with has_free_rows (see Form)."""
     lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _padded_batch
     knots = _knots(size(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
@@ -277,7 +277,7 @@ LEAST_RATIO = 1e-6
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
-"""Number of rows that a sample of the bootstrap has of each shape."""
+"""Number of rows that each sample of the bootstrap draws for one shape, that is, one size of forwards."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap's coefficients between which an interval lies."""
 SHAPES_PER_DOUBLING = 2
@@ -392,8 +392,8 @@ def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
 
 
 def _starts(form: Form, design: Floats, times_ns: Floats) -> list[Floats]:
-    """Coefficients from which a fit starts, by plain least squares. A form with a minimum time has several starts, in
-    which the minimum explains no times or all short times: a fit does not get from one of these cases to another.
+    """Coefficients from which a fit starts, by plain least squares. A form with a minimum time has several starts: the
+    minimum explains no times, or all short times. A fit does not get from one of these cases to another.
     """
     if not form.least:
         return [_plain(design, times_ns)]

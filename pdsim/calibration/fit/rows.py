@@ -196,10 +196,11 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Returns the measurements without rows of other numbers of ranks. Rows of kinds that do not depend on ranks
-        stay. For kinds in OF_PAIRS, rows of one rank stand in if none were measured with these numbers.
+        """Returns only the measurements with the given parallel sizes. Rows of kinds that do not depend on ranks are
+        kept. For a kind in OF_PAIRS without rows of these sizes, the rows of one rank are kept instead. prefill,
+        decode: the wanted parallel sizes of prefill and of decode instances.
 
-        Raises ConfigError if there are rows of prefill or decode forwards, but none with the asked number of ranks.
+        Raises ConfigError if there are rows of prefill or decode forwards, but none with the wanted sizes.
         """
         asked = {"prefill": prefill, "decode": decode, "": ONE_RANK}
         for phase in FORWARDS:

@@ -89,11 +89,11 @@ class Ratio:
 
 
 def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) -> dict[Operator, Ratio]:
-    """For each operator: its time on `target` divided by its time on `source`. weights: data types of the weights on
-    source and on target.
+    """For each operator: its time on `target` divided by its time on `source`, with the range of this ratio (Ratio).
+    weights: data types of the weights on source and on target.
 
-    `best` is the median over shapes; `low` and `high` include all shapes and the nominal rates. If a matrix product was
-    timed in another data type, the share of the nominal rate that it reached is used.
+    If a GPU was timed only with matrix products of another data type, the share of the nominal FLOP/s that these
+    reached is also assumed for the wanted type.
     """
     return {operator: _ratio(operator, source, target, weights) for operator in OPERATORS}
 
@@ -238,8 +238,8 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 
 
 def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
-    """The content of the derived profile: scaled coefficients, their intervals, and where they come from. path: the
-    measured profile. name: of the derived profile. command: the command that made it.
+    """The content of the derived profile: scaled coefficients, their intervals, and where they come from. path: file of
+    the measured profile. name: name of the derived profile. command: the command that made the derived profile.
     """
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:

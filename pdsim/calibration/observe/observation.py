@@ -197,9 +197,9 @@ class AddRow(Protocol):
 
 @contextmanager
 def row_writer(folder: Path, provenance: Mapping[str, str]) -> Iterator[AddRow]:
-    """Context manager that gives a function to add a measured row to a file. Each row is written at once, so that an
-    interrupted observation keeps its rows. provenance: values of the columns that say where rows come from, the same in
-    each row.
+    """Context manager that yields a function. The function appends one measured row to the file of rows and writes it
+    at once, so an interrupted observation keeps its rows. provenance: columns that say where rows come from; all rows
+    have the same values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ROWS).open("w", newline="", encoding="utf-8") as file:

@@ -114,7 +114,9 @@ class Load:
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:
-    """A load with half the maximum concurrency, and one with all of it, within the budget of requests."""
+    """Two loads: one with half the maximum concurrency, and one with the maximum concurrency. The budget limits their
+    requests.
+    """
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
 
@@ -159,7 +161,9 @@ _CACHED = 0.7
 first prompt's TTFT.
 """
 _WARM_STEPS = 8
-"""Number of steps that a stream must have before and after another prompt disturbs it."""
+"""Minimum number of steps of a stream before another prompt delays the stream, and minimum number of steps after the
+delay.
+"""
 
 
 def round_trips(server: ServerClient) -> Iterator[Row]:

@@ -330,8 +330,8 @@ def _events(answer: HTTPResponse) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _address(url: str) -> SplitResult:
-    """The parts of a URL. Raises ConfigError if the text is no address, such as one with a port of eight digits or half
-    an IPv6 address.
+    """The parts of a URL. Raises ConfigError if the text is no address of a server, for example because its port is too
+    large or its IPv6 address is incomplete.
     """
     try:
         parts: SplitResult = urlsplit(url if "//" in url else f"http://{url}")

@@ -189,7 +189,7 @@ class Spread:
     where: str
     """Name of the variant whose error is `worst`."""
     num_missed: int
-    """Number of variants whose error is larger than accepted."""
+    """Number of variants whose error is larger than the suite accepts."""
     is_met: bool
     """True: all errors, and their median, are within the accepted limits."""
 

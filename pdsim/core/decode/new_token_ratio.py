@@ -42,9 +42,8 @@ class NewTokenRatio:
         self._start_step += 1
 
     def on_retraction(self, num_steps: int, running: Collection[RunningRequest]) -> None:
-        """Sets the ratio after a retraction: the outputs that running requests have produced, plus RETRACT_STEPS for
-        each request, divided by their maximum outputs. The next step does not lower the ratio. num_steps: number of
-        decode steps so far.
+        """Sets the ratio after a retraction to (outputs + RETRACT_STEPS per request) / maximum outputs, summed over the
+        running requests. The next step does not lower the ratio. num_steps: number of decode steps so far.
         """
         outputs = sum(request.num_output_tokens for request in running) + RETRACT_STEPS * len(running)
         self._start = min(1.0, outputs / (sum(request.max_output_tokens for request in running) + 1))

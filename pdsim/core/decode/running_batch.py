@@ -409,7 +409,7 @@ class SpeculativeBatch(RunningBatch[RequestT]):
         """Does nothing: results of speculative steps (Verified) list requests in batch order, so the order stays."""
 
     def _phase(self, request: RequestT) -> int:
-        """0 for all requests: the number of accepted drafts varies, so requests do not need pages at regular steps."""
+        """Returns 0: requests need pages at irregular steps, because the number of accepted drafts varies."""
         return 0
 
     def _update(self, request: RequestT) -> None:

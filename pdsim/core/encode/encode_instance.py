@@ -32,8 +32,8 @@ class EncodeInstance:
         embedding_bytes: Mapping[str, int],
         cache: EmbeddingCache | None,
     ) -> None:
-        """max_batch_size: maximum number of parts of one forward (SGLANG_ENCODER_MAX_BATCH_SIZE). embedding_bytes:
-        bytes of the embeddings of one token, by modality.
+        """max_batch_size: maximum number of EncodeMedia messages (parts of a request's images or clips) in one forward
+        (SGLANG_ENCODER_MAX_BATCH_SIZE). embedding_bytes: bytes of the embeddings of one token, by modality.
 
         cache: embeddings of earlier parts, by the list of their items; None: nothing is kept. Only forwards of a single
         part use the cache (disaggregation/encoder/server.py:1743, use_mm_cache).

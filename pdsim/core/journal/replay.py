@@ -47,7 +47,7 @@ def replay(
 
 
 def _are_same(got: Any, recorded: Any) -> bool:
-    """True if both results are equal, either as objects or as JSON. The comparison as JSON is slower."""
+    """True if both results are equal as objects or, what takes longer to compare, as JSON."""
     return bool(_as_read(got) == recorded or to_json(got) == to_json(recorded))
 
 

@@ -198,7 +198,7 @@ class HostCache:
         self._leaving.clear()
 
     def flush(self) -> None:
-        """Evicts all host pages that the GPU does not have."""
+        """Evicts all host pages whose KV is not also in a GPU page."""
         self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
@@ -302,8 +302,8 @@ class Prefetcher:
         self._least_pages = max(1, -(-limits.least_tokens // page_size))
 
     def begin(self, request_id: int, prompt: TokenSequence, num_gpu_tokens: int, now_ns: int) -> None:
-        """Begins to prefetch KV for a new prompt. num_gpu_tokens: number of the prompt's first tokens that the GPU has
-        cached.
+        """Begins to read KV of a new prompt from storage into host memory. num_gpu_tokens: number of the prompt's first
+        tokens that the GPU has cached.
         """
         size, (end, _) = self._page_size, self._host.tree.match(prompt, len(prompt))
         num_pages = (len(prompt) - end.stop) // size

@@ -23,8 +23,8 @@ class PagePool:
 
     Freed pages are kept aside. When the free list is too short for an allocation, they are sorted into the list
     (SGLang's allocators with need_sort). Therefore page tables are contiguous on a fresh server, and fragment over
-    time. A count of pages would not be enough: the cost of a transfer depends on pages that are contiguous on both
-    sides, and a count cannot show that a page has two owners.
+    time. The pool has ids, not only a count, because the cost of a transfer depends on pages that are contiguous on
+    both sides, and because only ids show that a page has two owners.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -222,8 +222,8 @@ class RadixCache:
         return node, found
 
     def touch(self, node: Node, hits_behind: int | None = None) -> None:
-        """Counts an access to each node of the path that ends at `node`. Nodes that end after the first hits_behind
-        tokens also count a hit. hits_behind: None: no node counts a hit, because the same lookup may be repeated.
+        """Counts an access to each node of the path that ends at `node`. Nodes of the path that end behind the first
+        hits_behind tokens also count a hit. None: no node counts a hit, because the lookup may be repeated.
         """
         self.num_accesses += 2
         step: Node | None = node

@@ -228,9 +228,11 @@ class VllmHybridCache(KvCache):
             lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: list[Lease], num_pages: int) -> None:
-        """Gives num_pages new pages to the leases of running requests, in turn. If states are kept, the next step reads
-        each request's old state and writes a new state to other pages. Until the step after, num_left_pages further
-        pages therefore stay free in place of the old states' pages.
+        """Gives num_pages new pages to the leases of running requests, in turn.
+
+        If states are kept, the next step reads the old state of each request, and writes the new state to other pages.
+        The pages of the old states become free only after this step. Until then, num_left_pages other pages are kept
+        free instead.
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)

@@ -26,7 +26,7 @@ class PromptMemory:
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
-        """True if the prompt is not larger than the memory."""
+        """True if this memory can hold the prompt: it has at least one page, and not more pages than the memory."""
         return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:

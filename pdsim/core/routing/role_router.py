@@ -26,8 +26,8 @@ REMEMBERED = MemorySize()
 
 @dataclass(slots=True)
 class RoutedLoad:
-    """Numbers of unfinished requests of one instance and of their prompt tokens, as the router counts them. num_pages:
-    whole pages of these prompts. num_queued and page_use: the instance's last metrics (InstanceMetrics).
+    """Load of one instance as the router counts it: number of its unfinished requests, of their prompt tokens, and of
+    the prompts' whole pages. num_queued and page_use: from the last metrics that the instance sent (InstanceMetrics).
     """
 
     instance_id: str

@@ -50,14 +50,14 @@ class RankPairLayout:
     """True: the engine joins pages that are contiguous on both sides into one descriptor (Mooncake does, NIXL does
     not)."""
     num_shares: int = 1
-    """Number of decode ranks that divide the tokens of a page. A decode page has this many times the tokens of a
-    prefill page. page_bytes is one decode rank's share of a prefill page."""
+    """Number n of decode ranks that divide the tokens of a page: a decode page has n times the tokens of a prefill
+    page. page_bytes is one decode rank's share of a prefill page."""
     pushes: bool = False
     """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
     """Bytes of a request's linear-attention state that a rank sends to another rank after the last page."""
     num_state_planes: int = 0
-    """Number of arrays over which this state is spread."""
+    """Number of arrays over which a request's linear-attention state is spread."""
     window_tokens: int = 0
     """Size of the sliding window in tokens. Layers with a window send KV of the prompt's last tokens only, after the
     last page of all other layers. page_bytes and num_planes do not include these layers."""
@@ -71,9 +71,9 @@ class RankPairLayout:
     ) -> "TransferSize":
         """Returns bytes and descriptors of a transfer of pages. source and target: page ids on prefill and on decode.
 
-        sent: indices of all the prompt's tokens that decode lacked, if the prompt's last pages are transferred. The
-        result then includes KV of layers with a window, and the request's state if with_state is True. None: later
-        pages follow.
+        sent: for the last pages of a prompt, the range of the prompt's tokens that prefill sends. The result then
+        includes KV of layers with a window and, if with_state is True, the request's state. None: later pages of the
+        prompt follow.
         """
         num_pages = len(source)
         if self.pushes:

@@ -19,8 +19,9 @@ class MediaChoice(NamedTuple):
     num_tokens: int
     """Number of tokens that the chunk may compute. 0: the request must wait."""
     new: dict[MediaKey, int]
-    """Items that the step encodes for the chunk. Keys: modality and media_id. Values: the item's index among the
-    request's items."""
+    """The items that the step encodes for the chunk. Keys: modality and media_id of each item. Values: index of the
+    item among the request's items.
+    """
     repeated: tuple[int, ...]
     """Indices, among the request's items, of items that have the same content as an item in `new`."""
 

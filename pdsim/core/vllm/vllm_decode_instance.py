@@ -259,8 +259,8 @@ class VllmDecodeInstance(DecodeInstance):
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Preempts running requests, and adds messages about them, until those that still run have pages for the next
-        step.
+        """Preempts running requests until the remaining ones have pages for the next step. Adds messages on the
+        preempted requests to `commands`.
         """
         while self._lacks_pages:
             self._preempts = True

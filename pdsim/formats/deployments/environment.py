@@ -59,11 +59,12 @@ def of_hold(variables: Mapping[str, str]) -> dict[str, Any]:
 def of_host_memory(
     given: dict[str, Any], per_gpu: float, variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fields of vLLM's servers that keep KV in host memory. Empty: they keep none.
+    """Returns the fields of vLLM's servers that keep KV in host memory. Empty: the servers keep none. Removes the
+    settings of host memory from `given`, adds notes on settings that pdsim does not model to `aside`, and adds fields
+    of the storage behind host memory to `common`.
 
-    given: settings read from options; those of host memory are taken out. per_gpu: share of one GPU in an engine's host
-    memory, by which the given sizes are multiplied. variables: environment variables of the servers. aside: notes on
-    settings that pdsim does not model are added here. common: fields of storage behind host memory are added here.
+    given: settings read from options. per_gpu: factor from the host memory of an engine to that of one GPU. variables:
+    environment variables of the servers.
     """
     found: dict[str, Any] = {}
     if offload_bytes := given.pop("offload_bytes", 0):
@@ -87,10 +88,11 @@ def _of_kvbm(per_gpu: float, variables: Mapping[str, str], aside: list[str]) -> 
 def _of_lmcache(
     extra: Mapping[str, Any], variables: Mapping[str, str], aside: list[str], common: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fields of servers with LMCache. Empty: LMCache keeps nothing in CPU memory. extra: LMCache's settings in the
-    configuration of its connector, which take precedence over variables LMCACHE_... (LMCache 0.5.6,
-    integration/vllm/vllm_v1_adapter.py:494). aside: notes on settings that pdsim does not model are added here. common:
-    fields of storage are added here.
+    """Returns the fields of servers that keep KV in CPU memory with LMCache. Empty: LMCache keeps no KV there. Adds
+    notes on settings that pdsim does not model to `aside`, and fields of storage to `common`.
+
+    extra: LMCache's settings in the configuration of its connector, which take precedence over variables LMCACHE_...
+    (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494). variables: environment variables of the servers.
     """
     given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if _LMCACHE in name}
     given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if "lmcache." in name}

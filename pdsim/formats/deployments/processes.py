@@ -159,7 +159,9 @@ def _arrays(line: str) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields lines after joining those that a backslash continues, each with the number of its first line."""
+    """Joins lines that end with a backslash with the lines that follow. Yields each joined line with the number of its
+    first line. Comments are left out.
+    """
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith("#"):

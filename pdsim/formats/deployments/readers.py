@@ -1,5 +1,5 @@
-"""Functions that read the value of one option each. The tables of all options of a program (flags.py) consist
-of them.
+"""Readers: each of these functions reads the value of one option. flags.py has, for each program, a table of its
+options with their readers.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -29,7 +29,7 @@ class Tool(NamedTuple):
     differs: str
     """Says which of the tool's numbers mean something else than the numbers of the same name in a summary."""
     wrote: Callable[[ResultFields], Any]
-    """Tells whether a result comes from this tool."""
+    """Function that gets a result and returns a true value if this tool wrote it."""
     summary: Callable[[ResultFields], dict[str, float]]
     """Makes fields of a run's summary from a result: numbers by field, times in ms."""
     label: Callable[[ResultFields], Any] = lambda _: None

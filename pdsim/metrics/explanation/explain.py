@@ -291,7 +291,9 @@ def _compiling(records: Records) -> Mapping[str, TimeSpans]:
 
 
 def _of_instances(steps: Columns, begin_ns: Array, end_ns: Array) -> Mapping[str, TimeSpans]:
-    """Time spans by instance. begin_ns, end_ns: begin and end of the span of each step."""
+    """Returns the time spans of each instance, by its name. steps: table of steps. begin_ns, end_ns: begin and end of
+    each step's span.
+    """
     codes, names = steps.words("instance_id")
     spans = {name: TimeSpans(begin_ns[codes == code], end_ns[codes == code]) for code, name in enumerate(names)}
     return defaultdict(TimeSpans, spans)

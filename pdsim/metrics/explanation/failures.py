@@ -44,7 +44,7 @@ class Failure:
     """Reason of the failures, as the first failed request gives it. Names of instances are replaced by their roles."""
     num_requests: int
     relief: str
-    """Fields of the scenario that would prevent such failures. Empty: none would."""
+    """Fields of the scenario whose change would prevent such failures, as text. Empty: no field prevents them."""
     is_wanted: bool
     """True: the scenario itself causes failures with this reason. It has faults, clients that abort requests, or a
     router that refuses requests.

@@ -38,7 +38,7 @@ class Cause(NamedTuple):
     part: str
     """Part of the critical path, a key of PARTS."""
     resource: str = ""
-    """Name of the scarce resource, as in pdsim.sim.uncertainty.sensitivity. Empty: no resource was scarce."""
+    """Name of the scarce resource, one of those in pdsim.sim.uncertainty.sensitivity. Empty: no resource was scarce."""
 
 
 @dataclass(frozen=True)

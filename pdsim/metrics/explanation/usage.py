@@ -162,7 +162,7 @@ def moving_starts_ns(transfers: Columns) -> Array:
 
 
 def _moves(records: Records) -> dict[str, TimeSpans]:
-    """Times in which a transfer's bytes move from or to an instance, by instance (see moving_span)."""
+    """For each instance: the times in which KV moves from or to it (see moving_span)."""
     transfers = columns(records, "transfers")
     starts_ns = moving_starts_ns(transfers)
     found: dict[str, TimeSpans] = {}

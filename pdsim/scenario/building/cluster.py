@@ -64,7 +64,7 @@ class Cluster:
     router: Router
     """Chooses the instances that serve a request."""
     monitor: HealthMonitor | None
-    """The monitor that detects dead instances. None: nobody watches the instances."""
+    """The monitor that detects dead instances. None: dead instances are not detected."""
     autoscaler: Autoscaler | None
     """Decides how many servers prefill and decode. None: servers keep their roles."""
     costs: Mapping[str, StepTimes]

@@ -234,7 +234,7 @@ class ColdKernels(Section):
     prefill: Duration = 0
     """Time for one kernel of prefill forwards. The number of a forward's prompts counts as the number of requests."""
     decode: Duration = 0
-    """Time for one kernel of decode steps."""
+    """Time to compile one kernel for decode steps."""
 
 
 class CostChoice(Section):

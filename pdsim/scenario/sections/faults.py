@@ -34,7 +34,9 @@ class SlowLink:
     link: str
     """Name of the instance whose links slow down; or `shared`, the link that all transfers share."""
     bandwidth_factor: float
-    """Factor on the bandwidth; 0 stalls transfers. Simultaneous factors multiply."""
+    """Factor on the bandwidth; 0 stalls transfers. If several faults slow the same link at a time, their factors are
+    multiplied.
+    """
     lasts_ns: int | None = None
     """Duration of the fault. None: to the end of the run."""
 

@@ -140,7 +140,8 @@ def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
 
 def _changed(section: str, fitted: Any, changes: Any) -> dict[str, Any] | None:
     """A section of a profile's cost with the changes that a scenario makes to it. fitted: the section in the profile;
-    None: the profile lacks it. Returns None if the scenario takes the section away, which only cold_kernels allow.
+    None: the profile lacks it. Returns None if the scenario removes the section by `null`; only cold_kernels can be
+    removed.
     """
     if changes is None and section == "cold_kernels":
         return None

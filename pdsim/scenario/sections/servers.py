@@ -67,7 +67,7 @@ class StorageSettings(Section):
     client_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Bandwidth between one instance and storage, in each direction. None: no limit."""
     latency: Duration = 100_000
-    """Time before the first byte of each batch of up to 128 pages, and time of looking up such a batch."""
+    """Time of looking up a batch of up to 128 pages, and time until the first byte of a batch in a transfer."""
     prefetch: PrefetchPolicy = "timeout"
     """Rule for waiting for reads: best_effort, wait_complete or timeout (--hicache-storage-prefetch-policy). With
     engine sglang only."""
@@ -119,8 +119,8 @@ class ServerSettings(Section):
     gpu: str
     """GPU by its name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """Number of GPUs of one server (--tp), over as many hosts as needed. An instance of one role must have a multiple
-    of the number of GPUs that an instance of the other role has.
+    """Number of GPUs of one server (--tp), over as many hosts as needed. The number of GPUs of a prefill instance must
+    divide that of a decode instance, or the other way round.
     """
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
@@ -257,7 +257,7 @@ class ComputingSettings(ServerSettings):
     engine's default for the GPU's memory. 0 or -1: no chunking.
     """
     max_prefill_tokens: int = Field(default=16384, ge=1)
-    """Maximum number of new tokens of one forward, except for its first prompt. No effect with engine vllm."""
+    """Maximum number of new tokens of one forward; its first prompt may exceed this. No effect with engine vllm."""
     prefill_max_requests: int | None = Field(default=None, ge=1)
     """Maximum number of prompts of one forward (--prefill-max-requests), with engine sglang only. None: no limit."""
     long_prefill_tokens: int | None = Field(default=None, ge=1)

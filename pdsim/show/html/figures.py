@@ -105,8 +105,8 @@ def percent_axis(axis: Any, *, decimals: int = 0) -> None:
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an <svg> element of a page. Equal figures give equal text. name: makes the element's ids unique on
-    the page.
+    """The figure as an <svg> element of a page. name: makes the element's ids unique on the page. Equal figures with
+    equal names give equal text.
     """
     text = StringIO()
     figure.patch.set_alpha(0)

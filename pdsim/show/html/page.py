@@ -139,8 +139,8 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the dotted path of each field, and its value as files have it. prefix: beginning of each path. 0.0 becomes
-    0, as in a scenario that was written and read again.
+    """Yields the dotted path of each field, and its value as scenario files write it, such as 0 for 0.0. prefix:
+    beginning of each path.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:

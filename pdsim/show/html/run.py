@@ -62,7 +62,7 @@ class ReportedRun:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The run's scenario as plain data. Empty: not known."""
+        """The run's scenario as plain data. Empty: the scenario is not known."""
         return {} if self.scenario is None else self.scenario.model_dump()
 
     @cached_property

@@ -23,7 +23,7 @@ _MOST_POINTS = 400
 """Maximum number of points that a line has."""
 _SLICES = 60
 _FEW = 5
-"""If fewer requests than this arrive in a slice of time, no percentiles are drawn for the slice."""
+"""Minimum number of requests that arrive in a slice of time for which percentiles are drawn."""
 _PERCENTILES = (50, 90, 99)
 
 

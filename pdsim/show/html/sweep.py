@@ -154,7 +154,9 @@ def _load_of(fields: Iterable[str]) -> str | None:
 
 
 def _knobs(fields: dict[str, list[Any]]) -> list[str]:
-    """The fields that vary and do not set the load. If P:D is one of them, the two numbers of servers are left out."""
+    """The fields that vary in the sweep, except those that set the load. If P:D (the ratio of server numbers) varies,
+    the numbers of prefill and decode servers are left out.
+    """
     parts = (_PREFILL, _DECODE) if _RATIO in fields else ()
     return [field for field in fields if field not in (*_LOADS, *parts)]
 

@@ -44,7 +44,9 @@ _FEW = 3
 
 
 def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints runs side by side, each with its difference from the first. If not all fit, there are several tables."""
+    """Prints runs side by side, each with its difference from the first. If the terminal is too narrow for all runs,
+    prints several tables.
+    """
     console, others = new_console(), list(summaries)[1:]
     size = len(others)
     while size > 1 and not fits(console, _summaries(summaries, others[:size])):

@@ -25,8 +25,8 @@ _NONE_ENDED = StepResult()
 
 
 class Executor:
-    """Takes the place of a model: ends sequences at their true output lengths. Nothing else in an instance may read
-    these lengths. outputs: tokens of the output, by request id.
+    """Stands in for a model: ends each sequence at its true output length. The rest of an instance must not read these
+    lengths, because a real scheduler does not know them. outputs: tokens of the output, by request id.
 
     The executor follows the batch of one instance from step to step.
     """
@@ -99,8 +99,8 @@ class RecomputingExecutor(Executor):
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """outputs: as of Executor. local: ids of requests whose prompts decode computes. The executor removes an id
-        when the prompt is computed.
+        """outputs: tokens of the output, by request id. local: ids of requests whose prompts the decode instance
+        computes itself. The executor removes an id when the prompt is computed.
         """
         super().__init__(outputs)
         self._local = local

@@ -294,8 +294,8 @@ class CacheCopies:
             self._tell_at(end_ns, m.LoadedBack(command.request_id))
 
     def _wait_by_layer(self, start_ns: int, end_ns: int) -> None:
-        """Lets each layer of the next forward wait until that layer's part of a load has ended. start_ns, end_ns: start
-        and end of the load.
+        """Makes the next forward wait layer by layer: a layer is computed only after the load has copied the layer's
+        KV. start_ns, end_ns: start and end of the load.
         """
         self._load = (start_ns if self._load is None else self._load[0], end_ns)
 

@@ -37,8 +37,8 @@ twice the standard error of their mean.
 """
 
 Judge = Callable[[Part], Numbers | None]
-"""Function from the first requests of a run with the fastest or slowest step times to this run's numbers for the whole
-load, which are extrapolated. None: the first requests do not suffice.
+"""Function that extrapolates the numbers of a run with the fastest or slowest step times. It gets the numbers after the
+run's first requests, and returns the numbers for the whole load. None: the first requests do not suffice.
 """
 VerdictOf = Callable[[RunResult], Any]
 

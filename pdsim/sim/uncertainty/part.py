@@ -74,7 +74,7 @@ class PartWatch:
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
         """num_requests: number of requests that count as the run's first ones; None: `seen` is never called. seen: gets
-        the run's numbers when these requests have ended. If `seen` raises an exception, the run ends with it.
+        the run's numbers when these requests have ended. An exception that `seen` raises ends the run.
         """
         self.part: Part | None = None
         self.simulation: Simulation | None = None

@@ -263,8 +263,8 @@ class Finder:
         return lone_request(furthest.label, self._trials.slo, requests_alone(self._trials, furthest.changes))
 
     def _measurement(self, chosen: CandidateCluster) -> Measurement | None:
-        """The measurement of the step times whose uncertainty decides whether the plan meets the SLO. None: all step
-        times were measured on a server.
+        """Recommends a measurement: that of the step times whose uncertainty decides whether the plan meets the SLO.
+        None: all step times were measured on a server. chosen: the plan's cluster.
         """
 
         def meets(ends: Sequence[Changes]) -> bool:

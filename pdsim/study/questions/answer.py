@@ -63,8 +63,8 @@ class Answer:
     as_good: Sequence[str] = ()
     """Labels of other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
-    """How certain the answer is: high, medium or low, with a reason. Both texts are empty if the confidence is not
-    known."""
+    """Confidence in the answer: a word, and the reason for the word. Both are empty if the question has no confidence.
+    """
     measure: Measurement | None = None
     """The measurement that would settle the answer. None: no measurement would change the answer."""
 

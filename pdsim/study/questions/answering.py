@@ -293,8 +293,8 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 
 
 def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
-    """Rows of the SLO's limits, with the values of the candidate `label`. Rows also have the range of each value over
-    `ends`, the results with the fastest and slowest step times, if there are any.
+    """Rows of a table with the SLO's limits and the values of the candidate `label`. ends: results with the fastest and
+    slowest step times, which give each value a range; empty: the values have no range.
     """
     at_ends = [one.study for one in ends.values()]
     known = at_ends if all(label in one.labels() for one in at_ends) else []

@@ -1,5 +1,5 @@
-"""Questions on the use of GPUs: how many prefill and how many decode, disaggregation, parallel sizes of a server, and
-servers that change their role.
+"""Questions on the use of GPUs: how to divide them between prefill and decode, whether to disaggregate, which parallel
+sizes servers have, and whether servers change their role.
 """
 
 from itertools import product

@@ -149,8 +149,8 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def layouts(self, label: str) -> frozenset[object]:
-        """GPUs and parallel sizes of the candidate's servers. Predicted step times of candidates with equal layouts are
-        wrong in the same way, so their ratio is more certain than each of them.
+        """GPUs and parallel sizes of the candidate's servers. If two candidates have equal layouts, their predicted
+        step times have the same relative error. The ratio of their results is then more certain than each result.
         """
         servers = self.trials.scenario(self.arm(label).changes).servers
         return frozenset((one.gpu, one.split, one.dp, one.resolved_ep, one.moe_a2a_backend) for one in servers)

@@ -40,7 +40,8 @@ class Range:
     is_whole: bool
     is_log: bool
     count: int | None
-    """Number of values in a grid. None: `step` gives the values; without `step`, a grid cannot use the range."""
+    """Number of values in a grid. None: the values follow from `step`. A range with neither cannot be used in a grid.
+    """
     step: float | None
     """Difference of two neighbouring values in a grid, in base units. None: `count` decides."""
 
@@ -182,7 +183,9 @@ def fields_of(key: str) -> list[str]:
 
 
 def _check_fields(fields: dict[str, Values]) -> dict[str, Values]:
-    """Checks the keys of a design and their values. A key of several fields needs a list of lists."""
+    """Checks the fields of a sweep's design and their values. If a key names several fields that change together, each
+    of its values must be a list with one value per field. Raises ValueError.
+    """
     if not fields:
         raise ValueError("no fields: give it some, such as {page_size: [1, 16, 64]}, or leave it out")
     seen: set[str] = set()
@@ -353,7 +356,9 @@ def designed_points(file: SweepFile) -> list[Changes]:
 
 
 def num_points(file: SweepFile) -> int:
-    """Number of points of all designs, including the search. The number is an upper bound if a grid has ranges."""
+    """Number of points of all designs, including the search. If a grid has ranges, the number is an upper bound,
+    because rounding may make values of a range equal.
+    """
     grid = [v.num_values if isinstance(v, Range) else len(v) for v in (file.grid or {}).values()]
     samples = [sample.count for sample in (file.random, file.sobol) if sample is not None]
     searched = 0 if file.search is None else file.search.trials

@@ -36,9 +36,9 @@ class ColdWave:
 
 
 def cold_wave(measured: Records, predicted: Records) -> ColdWave | None:
-    """The first requests of a measured run, if they met cold servers. None: relative to the prediction, the first
-    requests ended no later than requests sent after them; too few requests were sent after them; or the two runs have
-    different requests.
+    """Finds the first requests of a measured run, and by how much cold servers delayed them, compared with the
+    prediction. None: the first requests were not later than the following ones, there are too few following requests,
+    or the two runs have different requests.
     """
     theirs = {one.request_id: one for one in predicted.requests if one.outcome == "finished"}
     pairs = [(one, theirs[one.request_id]) for one in measured.requests if _is_alike(one, theirs)]

@@ -14,8 +14,8 @@ from pdsim.workload.client import Client, OpenLoop
 
 SATURATED = "cannot take the load"
 NEAR = 1.5
-"""A number is near its limit if the larger of number and limit is at most this many times the smaller. Chance can
-change a p99 by a quarter.
+"""A number is near its limit if the larger of the two is at most this many times the smaller. The factor is large
+because chance can change a p99 by a quarter.
 """
 
 
@@ -47,7 +47,9 @@ class Outcome:
 
     @property
     def ratios(self) -> Mapping[Term, float]:
-        """For each term of the SLO: the value divided by its limit. Empty: the run stopped early or failed."""
+        """For each term of the SLO: the term's value divided by its limit (Term.ratio). Empty: the run stopped early or
+        failed.
+        """
         return {} if self.judgement is None else self.judgement.ratios
 
     @property

@@ -13,7 +13,7 @@ from pdsim.metrics.records import RequestRecord
 from pdsim.metrics.summary_rows import time_text
 
 OF_GAPS = ("tpot", *OWN_ITL)
-"""Metrics that a request with a single output token does not have."""
+"""Metrics of the gaps between a request's tokens. A request with a single output token does not have them."""
 _ROUNDING = 1e-9
 """Relative rounding error of the mean of several shares. A mean share that misses its limit by less than this error
 counts as within the limit.

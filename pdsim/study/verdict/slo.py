@@ -146,8 +146,8 @@ class Term:
         return Reading(str(self), share, self.percentile, is_share=True, request_class=self.request_class)
 
     def readings_of_limits(self, times: Times) -> list[Reading]:
-        """For a term that asks for a share: each of its metrics, at the percentile of the share. "ttft < 2 s and tpot <
-        50 ms for 90 %" gives TTFT p90 and TPOT p90.
+        """Returns the metrics of a term that asks for a share, each at the percentile that equals the share. For
+        example, "ttft < 2 s and tpot < 50 ms for 90 %" gives TTFT p90 and TPOT p90.
         """
         covered = self._covered(times)
         return [
@@ -315,7 +315,7 @@ class Slo:
         return self.judge([Times.of_requests(requests)])
 
     def kept(self, times: Times) -> Any:
-        """Array: True for finished requests that keep all limits that apply to them."""
+        """Array of truth values: which finished requests keep all limits that apply to them."""
         kept = times.has_tpot | True
         for term in self.terms:
             within = times.within(term.limits_ms)
@@ -398,7 +398,7 @@ def _terms(group: str) -> list[Term]:
 
 
 def _terms_of_part(part: str) -> list[Term]:
-    """Reads a part of an SLO without commas: a share of requests within limits, or percentiles joined by "and"."""
+    """Reads a comma-separated part of an SLO: a share of requests within limits, or percentiles joined by "and"."""
     if twice := next((piece for piece in part.split(" and ") if piece.count("<") > 1), ""):
         between = "a comma between them, or 'and' if a share of requests must keep both, as in 'for 95 %'"
         raise ValueError(f"{twice.strip()!r} has two limits: write {between}")

@@ -71,8 +71,8 @@ _BLOCKS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attent
 
 
 def _single_blocks(config: Config) -> list[Layer]:
-    """Returns the layers of a model whose layers are either a mixer or an MLP, as in Nemotron-H. Empty for other
-    models.
+    """Returns the layers of a model like Nemotron-H, in which each layer either mixes tokens (attention or Mamba) or is
+    an MLP. Empty for other models.
     """
     pattern = config.get("hybrid_override_pattern")
     if pattern is None:

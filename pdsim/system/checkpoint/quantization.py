@@ -11,8 +11,9 @@ from pdsim.system.catalog import EntryError
 from pdsim.system.model import Dtype, KvDtype
 
 FILE_BESIDE = "hf_quant_config.json"
-"""Name of ModelOpt's file next to config.json. Engines read it if config.json has no quantization_config (SGLang
-0.5.23, configs/model_config.py, _parse_quant_hf_config)."""
+"""File next to config.json in which NVIDIA's ModelOpt describes the quantization of a checkpoint. Engines read this
+file if config.json has no quantization_config (SGLang 0.5.23, configs/model_config.py, _parse_quant_hf_config).
+"""
 _METHODS: Mapping[Any, Dtype] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp8", "w8a8_fp8"), "fp8"),
     **dict.fromkeys(("mxfp4", "petit_nvfp4"), "fp4"),

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from pdsim.scenario.yaml_file import ConfigError
 
 TABLE = "experts.parquet"
-"""File of the run folder with one row per step. Counts are little-endian uint16, [layers, experts]; only layers with
-experts have a row of counts."""
+"""File of the run folder with one row per step. A row has the numbers of tokens of all experts as bytes: little-endian
+uint16, [layers, experts]. Layers without experts are left out.
+"""
 ExpertCounts = NDArray[np.uint16]
 
 

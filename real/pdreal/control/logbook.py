@@ -53,8 +53,8 @@ class Logbook:
             self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
-        """Logs the call `Recorder.method(*args, now_ns)`, which `read_records` makes after the run. method: name of the
-        method. now_ns: time of the event.
+        """Logs an event as a call of a Recorder: `Recorder.method(*args, now_ns)`. After the run, `read_records` makes
+        the logged calls. method: name of the method. now_ns: time of the event.
         """
         if self.is_kept:
             self._new_rows.append((now_ns, method, args))

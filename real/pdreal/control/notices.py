@@ -30,7 +30,7 @@ class Peers(NamedTuple):
     """For each instance, the fields of a PeerMemory for each of its ranks, in the order of ranks. A rank that receives
     no KV has no fields."""
     endpoints: dict[str, str]
-    """Endpoint of each instance's leader, by instance id."""
+    """Address on which each instance's leader receives messages of other instances, by instance id."""
     epoch_ns: int | None
     """Start of the run (time 0 of all records) in ns, by the monotonic clock of the rank's host. None until all ranks
     are connected.

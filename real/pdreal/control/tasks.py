@@ -65,7 +65,7 @@ class Seed(NamedTuple):
     """
 
     token: int
-    """Id of the first proposed token."""
+    """Id of the token that the draft model proposed first."""
     hidden: str
     """The draft model's hidden state at the last token with KV: its bytes in base64, because the control channel sends
     plain JSON.

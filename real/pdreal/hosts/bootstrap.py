@@ -90,8 +90,8 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for the ranks of an instance that died. A wait for Hello ends with LaunchError. A wait for
-        another answer of these ranks ends without an answer.
+        """Stops waiting for the ranks of an instance that died. If the launcher waits for a rank's Hello, the wait
+        raises LaunchError. If it waits for a rank's answer to a Peers notice, the wait ends without an answer.
         """
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)

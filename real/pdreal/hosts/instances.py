@@ -205,8 +205,9 @@ class Instances:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
-        """Returns the reason of a death, and logs the reason unless the instance was told to end. exit_code: exit code
-        of the process, or the reason as text. age: when it died, such as "9 s after it was up".
+        """Returns the reason why an instance died, and logs it unless the launcher has stopped or restarted the
+        instance. exit_code: exit code of the process, or the reason as text. age: text on the time of the death, such
+        as "9 s after it was up".
         """
         if known := self._deaths.pop(instance_id, ""):
             return known

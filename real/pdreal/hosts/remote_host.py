@@ -116,8 +116,8 @@ class RemoteHost:
             self._on_exit(instance_id, self._lost)
 
     async def _ask_time(self) -> ClockOffset:
-        """Returns the offset measured in the shortest round trip. As in NTP, the other host is assumed to read its
-        clock in the middle of the trip.
+        """Measures the clock of the remote host minus the launcher's clock in several round trips, and returns the
+        result of the shortest trip. As in NTP, the remote host is assumed to read its clock in the middle of the trip.
         """
         offsets = []
         for number in range(_ROUND_TRIPS):

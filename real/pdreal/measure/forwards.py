@@ -130,9 +130,9 @@ class _LedRunner(ModelRunner):
 
 
 def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments of ModelRunner, with a drafter and linear-attention states that are made by `sizes`. sizes: the
-    same arguments, but with `num_verified` (number of tokens of each request that a step verifies; 1: no drafter) in
-    place of the drafter, and `num_states` (number of slots) in place of the states.
+    """Returns arguments of ModelRunner. `sizes` has these arguments, except for two objects of which it has only sizes,
+    and which this function makes. num_verified: number of tokens of each request that a step verifies; makes the
+    drafter (1: none). num_states: number of slots; makes the linear-attention states.
     """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
@@ -166,7 +166,9 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""Pause in s in which a GPU's clock recovers: clock control looks back over at most 0.1 s (pdsim/cost/affine.py)."""
+"""Pause in s in which a GPU's clock recovers. The clock depends on the load of the last 0.1 s at most
+(pdsim/cost/affine.py).
+"""
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
 """Differences in tokens between the length of a repeat and the length of its case, so that repeats have different
 lengths. The list has an entry for every warm-up and every repeat that may be made."""
@@ -203,7 +205,7 @@ class DecodeCase(NamedTuple):
     batch_size: int
     """Number of sequences, each of which gets a token."""
     num_context_tokens: int
-    """Number of tokens with KV before the step, of each sequence."""
+    """For each sequence: number of tokens that have KV before the step."""
     num_longest_tokens: int | None = None
     """Number of context tokens of the last sequence, if it is longer than all other sequences. None: all sequences are
     equally long."""

@@ -23,7 +23,7 @@ class CacheGeometry:
     """Shape of the KV cache of one rank."""
 
     num_pages: int
-    """Number of pages of the pool. The scratch page is extra."""
+    """Number of pages of the pool. One page more exists, page 0, for writes of padding rows."""
     page_size: int
     """Number of tokens of a page."""
     num_layers: int
@@ -132,7 +132,9 @@ class Exchange:
     """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, after the KV of all other
     layers."""
     state_bytes: Sequence[int] = ()
-    """Bytes of a slot in each plane of a rank's linear-attention states, which have the same shape on both sides."""
+    """Size in bytes of one slot in each plane of linear-attention states. Prefill and decode ranks have states of the
+    same shape.
+    """
 
     def __post_init__(self) -> None:
         wire, side = self.wire, self.prefill

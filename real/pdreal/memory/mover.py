@@ -111,9 +111,10 @@ class PrefillMover(_Mover):
         pushes: bool = False,
         states: Sequence[torch.Tensor] = (),
     ) -> None:
-        """planes, states: planes of the KV cache and of linear-attention states. buffer_bytes: size of the largest
-        staged cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True: kernels write
-        into the pages of decode ranks.
+        """exchange: layouts of the prefill and the decode instance. rank: index of this prefill rank. planes, states:
+        planes of the KV cache and of linear-attention states. transport: transfer engine. buffer_bytes: size of the
+        largest staged cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True:
+        kernels write into the pages of decode ranks.
         """
         super().__init__(exchange, exchange.prefill, exchange.prefill_tp, rank, planes, transport, states)
         if pushes:

@@ -169,9 +169,9 @@ Push = TorchPush | KernelPush
 
 
 def push_of(planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry) -> Push:
-    """Returns the push of a pair of ranks. planes: the source's, [slots, heads, head_dim] each. addresses: where the
-    target's planes are mapped in this process. pair: the two ranks, with the heads that are sent. target: shape of the
-    target's cache.
+    """Returns the function that copies pages of a prefill rank directly into pages of a decode rank. planes: the
+    prefill rank's, [slots, heads, head_dim] each. addresses: where the decode rank's planes are mapped in this process.
+    pair: the two ranks, with the heads that are sent. target: shape of the decode rank's cache.
     """
     made = TorchPush if planes[0].device.type == "cpu" else KernelPush
     return made(planes, addresses, pair, target)

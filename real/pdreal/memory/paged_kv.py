@@ -40,7 +40,7 @@ class PagedKv:
         planes_per_layer: int = 2,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """num_pages: pages of the pool, 1 to num_pages; the scratch page is extra.
+        """num_pages: pages of the pool, with the ids 1 to num_pages. Page 0 is added for writes of padding rows.
 
         planes_per_layer: 2: keys and values; 1: latents. computed_dtype: type in which KV is written and read if the
         cache is kept in e4m3.

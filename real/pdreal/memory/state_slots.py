@@ -28,8 +28,8 @@ _COUNTED_SLOTS = 3
 
 
 def num_slots(scenario: Scenario, role: Role) -> int:
-    """Returns the number of slots that each rank of an instance needs. scenario: resolved, of a model with linear
-    attention.
+    """Returns the number of slots for linear-attention states that each rank of an instance needs. scenario: a scenario
+    with all defaults filled in, whose model has linear attention.
     """
     settings: ServerSettings = getattr(scenario, role)
     max_requests = settings.resolved_max_running + (getattr(settings, "extra_slots", None) or 0) + 1

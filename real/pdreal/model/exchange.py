@@ -28,7 +28,9 @@ first tell each other how many tokens they will send, and send a token only to r
 
 
 class Tokens(Protocol):
-    """The tokens that a rank has outside of attention (all of a forward, or a share), and how ranks exchange them."""
+    """The tokens that one rank computes in the layers' parts other than attention (all tokens of a forward, or the
+    rank's share of them), and how ranks exchange tokens.
+    """
 
     def own(self, x: Tensor) -> Tensor:
         """Returns this rank's rows of x, [all tokens, hidden]."""
@@ -98,8 +100,9 @@ class DividedTokens:
         return pad(x, (0, 0, 0, missing)) if (missing := -len(x) % self._ranks.size) else x
 
     def _with_fixed_sizes(self, rows: Tensor, weights: ExpertWeights) -> Tensor:
-        """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends every token to every rank. A CUDA
-        graph can hold the exchange, because its size is fixed. rows: this rank's tokens, as `packed` returns them.
+        """Returns the output of experts for this rank's tokens, [rows, hidden]. Sends every token to every rank, so the
+        size of the exchange is fixed, and a CUDA graph can capture it. rows: hidden states of this rank's tokens with
+        their experts, as the function `packed` returns them.
         """
         size = self._ranks.size
         computed = _computed(self._ranks.exchange(rows.repeat(size, 1)), weights)
@@ -107,9 +110,9 @@ class DividedTokens:
 
     def _with_counts(self, rows: Tensor, chosen: Tensor, weights: ExpertWeights) -> Tensor:
         """Returns the output of experts for this rank's tokens, [rows, hidden]. Ranks first tell each other how many
-        rows they will send. Then each token is sent once to each rank that holds at least one of its experts, and the
-        ranks' results are added up. rows: this rank's tokens, as `packed` returns them. chosen: indices of the tokens'
-        experts.
+        rows they will send. Then each token is sent once to each rank that holds at least one of the token's experts,
+        and the results of these ranks are added up. rows: hidden states of this rank's tokens with their experts, as
+        the function `packed` returns them. chosen: indices of the tokens' experts.
         """
         size, num_tokens = self._ranks.size, len(rows)
         holder = chosen // (len(weights.router) // size)

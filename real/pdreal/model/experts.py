@@ -18,9 +18,9 @@ _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # no
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Returns the weighted sum of expert outputs for each token, [tokens, hidden]. The sum covers this rank's experts,
-    or its part of each expert; the sum over ranks is the layer's output. Also returns the chosen experts, [tokens,
-    experts per token].
+    """Returns the weighted sum of expert outputs for each token, [tokens, hidden], and the experts that each token
+    chose, [tokens, experts per token]. The sum covers only the experts, or the parts of experts, that this rank holds.
+    Summed over all ranks, it is the layer's output.
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only

@@ -92,8 +92,8 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds the experts of one token: first the best groups of GROUP experts, then the best experts in these groups, as
-    DeepSeek-V3 does. Writes `choices` and their weights `shares`, [tokens, ACTIVE], and the experts' lists (`enter`).
+    """Chooses the experts of one token as DeepSeek-V3 does: the best groups of GROUP experts, then the best experts in
+    them. Writes them to `choices`, their weights to `shares`, [tokens, ACTIVE], and the token to their lists (`enter`).
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)

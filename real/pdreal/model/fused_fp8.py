@@ -135,8 +135,8 @@ def _widen(dtype: torch.dtype, inputs: int) -> Launcher:
 
 
 def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
-    """Returns the product [tokens, outputs]. Sizes of the matrix must be multiples of 128. Can be captured in a CUDA
-    graph.
+    """Returns the product of x, [tokens, inputs], and an fp8 matrix: [tokens, outputs]. Sizes of the matrix must be
+    multiples of 128. A CUDA graph can capture the call.
     """
     num_tokens = len(x)
     outputs, inputs = matrix.values.shape

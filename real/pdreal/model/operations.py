@@ -138,7 +138,9 @@ def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Te
 
 
 def _stretch(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Divides low frequencies by the factor, keeps high frequencies, and changes those between in part (Llama 3)."""
+    """Scales rotary frequencies as Llama 3 does: divides low frequencies by scaling.factor, keeps high frequencies, and
+    blends the two results for frequencies in between.
+    """
     turns_in_context = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((turns_in_context - low) / (high - low)).clamp(0, 1)

@@ -145,7 +145,7 @@ class ExpertWeights:
     gate_up: Matrix
     """Gate and up projections, [own experts, gate | up, hidden]."""
     down: Matrix
-    """Down projections of the experts that this rank holds, [own experts, hidden, inner]."""
+    """Down projections of the rank's own experts, [own experts, hidden, inner]."""
     num_active: int
     """Number of experts that each token chooses."""
     own: range
@@ -417,7 +417,7 @@ def _load_latent(
 
 
 def _halved(heads: Tensor, num_plain: int) -> Tensor:
-    """Returns the rows of each head in another order: plain rows, then rotated rows 0, 2, 4, ..., then 1, 3, 5, ..."""
+    """Orders each head's rows for rotating halves: num_plain rows that stay, then rows 0, 2, ..., then 1, 3, ..."""
     return torch.cat((heads[:, :num_plain], heads[:, num_plain::2], heads[:, num_plain + 1 :: 2]), dim=1)
 
 

@@ -32,7 +32,8 @@ _SETTLE_AGAIN_S = 0.02
 
 class Outbox:
     """Messages that a leader sends. Each message is written to the logbook before it is sent, so the log has it even if
-    this process is killed. If a step waits to begin, messages are sent after it has begun.
+    this process is killed. Sending waits for the next pass of the event loop, so that a step that is ready begins
+    first.
     """
 
     def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:

@@ -133,8 +133,9 @@ class Part(NamedTuple):
 
 
 class Answer:
-    """One answer to a client's request, while it is generated; a request may ask for several (n, "choices"). Entering
-    the context submits the request, iterating yields the parts of its answer, and leaving early aborts the request.
+    """One answer to a client's request, while it is generated. A request may ask for several answers ("n"). Entering
+    the context submits the request to the cluster, iterating yields the parts of the answer, and leaving the context
+    early aborts the request.
     """
 
     def __init__(self, service: Service, generation: Generation, index: int = 0) -> None:

@@ -116,7 +116,9 @@ _REVISION = "0" * 40
 
 
 def write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Writes the files that AutoTokenizer.from_pretrained(folder) reads."""
+    """Writes the files of a tokenizer for models with random weights, so that AutoTokenizer.from_pretrained(folder)
+    reads them. vocab_size: number of tokens in the vocabulary.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(vocab_size), indent=1) + "\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1) + "\n")

@@ -43,7 +43,9 @@ class HostEntry(Section):
     instances: tuple[str, ...] = ()
     """Names of the host's instances, or patterns of names such as decode-*."""
     start: str | None = None
-    """Command that runs `pdreal host` on the host, with its standard input. None: this is the launcher's own host."""
+    """Command that runs `pdreal host` on the host, and passes its own standard input on. None: this is the launcher's
+    own host.
+    """
 
     @field_validator("start")
     @classmethod

@@ -90,7 +90,7 @@ class ModelConfig:
 
     @property
     def places(self) -> list[int]:
-        """Index of each layer among the layers of its kind: with attention, or with linear attention."""
+        """Index of each layer among the layers with attention, or among those with linear attention."""
         kinds = [self.has_attention(layer) for layer in range(self.num_layers)]
         return [kinds[:layer].count(kind) for layer, kind in enumerate(kinds)]
 

@@ -21,8 +21,8 @@ from pdsim.system.model import DTYPE_BYTES, KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
 _TOKEN_BYTES = 32
-"""Largest number of bytes in a body for one prompt token: an escaped character (\\u003c) takes 6, an escaped
-spelled-out token 18, a token in a message part of its own 27.
+"""Largest number of bytes that one prompt token can take in a request's body. An escaped character (\\u003c) takes 6
+bytes, a token that is spelled out as an escaped number takes 18, and a message part with a single token takes 27.
 """
 _FIELDS_BYTES = 1 << 16
 """Maximum number of bytes that all fields of a request's HTTP body but the prompt may take."""

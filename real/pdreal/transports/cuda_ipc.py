@@ -1,9 +1,9 @@
-"""GPU memory mapped into another process of the host. The receiver does the copying: a sender asks the receiver to read
-from its memory.
+"""Transfers through CUDA IPC, which maps GPU memory of one process into another process of the same host. The receiver
+does the copying: a sender asks the receiver to read from the sender's memory.
 
 Reads through a mapping reach the rate of the link, and one call queues many copies. Writes by the same call were ten
-times slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may write into memory that `mapped`
-maps.
+times slower where this was measured (experiments/transfer-micro/fits.yaml). Kernels may also write directly into a
+peer's memory, through the addresses that `mapped` gives.
 """
 
 import ctypes

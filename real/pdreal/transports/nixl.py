@@ -1,4 +1,6 @@
-"""NIXL over UCX. UCX copies between processes of a host (cma), by CUDA IPC between GPUs, and by RDMA between hosts."""
+"""Transfers by NIXL with UCX. UCX uses system calls (cma) between processes of a host, CUDA IPC between GPUs, and RDMA
+between hosts.
+"""
 
 import base64
 import json

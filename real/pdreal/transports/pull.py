@@ -84,7 +84,9 @@ class PullServer:
 
 
 class PullClient:
-    """Sends requests to one receiver. Each thread has its own connection, made at its first request."""
+    """The sender's side of a transfer that the receiver carries out: asks one receiver (PullServer) to copy ranges of
+    memory. Each thread has its own connection, which its first write opens.
+    """
 
     def __init__(self, name: str, description: Any) -> None:
         """name: of the receiver's socket (PullServer.name). description: of this sender's memory, as plain JSON."""
