@@ -217,8 +217,8 @@ def conv_kernel(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolves one token. For the first tokens of a sequence, earlier inputs come from the sequence's convolution
-    state. states: `conv` of delta_step. sequences, begins, sources: as of Chunks. Other arguments: as of
-    conv_step_kernel.
+    state. states: `conv` of delta_step. sequences, begins, sources: fields of Chunks. The other arguments have the same
+    meaning as for conv_step_kernel.
     """
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -168,11 +168,13 @@ class StepTerms(NamedTuple):
 
 
 def typical_steps(scenario: Scenario) -> list[StepTerms]:
-    """Two steps with the terms of their times. The prefill forward computes one prompt of mean length, or its first
-    chunk, without cached tokens. The decode step has requests in the middle of their outputs.
+    """Returns a prefill forward and a decode step, with the times that add up to their durations. The forward computes
+    one prompt of mean length, or its first chunk, without cached tokens. The requests of the decode step are in the
+    middle of their outputs.
 
-    The decode step has as many requests as its instance may run, as fit into its KV pool, or as clients wait for: the
-    smallest of these numbers. Raises ConfigError if the workload has no requests.
+    Three numbers limit the requests of the decode step, and the smallest counts: the maximum number of running requests
+    of an instance, the number whose KV fits into its pool, and the instance's share of the requests that clients have
+    in flight. Raises ConfigError if the workload has no requests.
     """
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests

@@ -290,11 +290,10 @@ class ExpertTimes:
 
 @cache
 def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: int) -> float:
-    """Load of the busiest GPU relative to the mean, minus 1, with redundant experts. skew: the same without redundant
-    experts.
-
-    Popularities of experts follow a power law, fitted so that GPUs with experts in checkpoint order have `skew`. A
-    balancer (DeepSeek's EPLB) copies the most loaded experts, and places all experts on GPUs.
+    """Load of the busiest GPU relative to the mean load, minus 1, after a balancer (DeepSeek's EPLB) has copied the
+    most loaded experts and placed all experts on GPUs. skew: the busiest GPU's load in the same measure before
+    balancing. Popularities of experts are assumed to follow a power law, fitted so that GPUs with experts in checkpoint
+    order have `skew`.
     """
     if skew == 0 or num_redundant >= num_experts * (num_gpus - 1):
         return 0.0

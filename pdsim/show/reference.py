@@ -61,7 +61,7 @@ class ReferenceEntry(NamedTuple):
     name: str
     """Name of the section, kind or file."""
     about: str
-    """Text above the table."""
+    """Text above the entry's table."""
     columns: tuple[str, ...]
     """Titles of the columns."""
     rows: Sequence[tuple[str, ...]]

@@ -371,8 +371,9 @@ class ClientDriver:
 
 
 def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
-    """Groups requests into sessions, in order. Requests that follow each other, directly or indirectly, form a session,
-    and so do requests with the same recorded session.
+    """Groups requests into sessions, in order. A session consists of requests that wait for one another
+    (RequestSpec.after), directly or through further requests, and of requests for which a trace records the same
+    session.
     """
     requests = list(requests)
     leaders = {spec.request_id: spec.request_id for spec in requests}

@@ -175,7 +175,7 @@ class TextBlocks:
 
 
 class NotASessionError(ValueError):
-    """Raised if requests wait for each other in another way than the turns of one session do."""
+    """Raised if requests are no turns of sessions: a request follows several requests, or is followed by several."""
 
 
 def write_mooncake(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -156,8 +156,8 @@ def best_wave(rows: Rows) -> int:
 
 
 def best_tile(rows: Rows) -> int:
-    """Number of tokens per tile of matrix products with which straight lines fit these rows best. 1: no tiles improve
-    the fit enough, or the forwards ran in CUDA graphs.
+    """Number of tokens per tile of matrix products that fits these rows best, if products take time per whole tile. 1:
+    no tiles improve the fit enough, or the forwards ran in CUDA graphs.
     """
     if rows.columns["graph"].any():
         return 1
@@ -297,7 +297,7 @@ class FittedForm:
     num_shapes: int
     """Number of groups of measured rows with about equal sizes (Form.shape)."""
     held_out: Floats
-    """Relative error of the fit for each row, if the row's shape is held out. Positive: the fit is too high."""
+    """Relative error for each row of a fit to the rows of all other shapes. Positive: the fitted time is too high."""
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:

@@ -275,7 +275,9 @@ def _columns(rows: Sequence[Mapping[str, float]]) -> Columns:
 
 
 def _shapes(rows: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """One row per shape, with the mean time. Rows have the same shape if all columns except the time are equal."""
+    """Replaces rows of the same shape by one row with their mean time. Rows have the same shape if all columns except
+    the time are equal.
+    """
     times_ns: dict[tuple[tuple[str, float], ...], list[float]] = {}
     for row in rows:
         shape = tuple((name, value) for name, value in row.items() if name != "time_ns")

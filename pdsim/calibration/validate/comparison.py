@@ -156,7 +156,7 @@ class Comparison:
     num_requests: int
     """Number of requests that finished in the real run, without warm-up requests."""
     metrics: dict[str, MetricError]
-    """Errors by metric. A metric that neither side defines is left out: TPOT, if all requests have one token."""
+    """Errors by metric. A metric that has no value in either run is left out: TPOT, if all requests have one token."""
     stages_ms: dict[str, MetricError]
     """Errors of the mean time of each stage, by stage. Times are in ms."""
     counts: Counts

@@ -231,7 +231,9 @@ class VllmDecodeInstance(DecodeInstance):
                 self._set_entry(request)
 
     def _set_entry(self, request: DecodeRequest) -> None:
-        """Gives a request the next number: behind all requests that were admitted or began to run earlier."""
+        """Sets the request's `entry`, which orders running requests: higher than that of all requests that were
+        admitted before.
+        """
         self._num_admitted += 1
         request.entry = self._num_admitted
 

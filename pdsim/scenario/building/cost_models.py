@@ -113,7 +113,7 @@ def _coefficient(basis: Sequence[float], times: Sequence[float]) -> float:
 
 def _of_stage(scenario: Scenario, kind: Literal["prefill", "decode"], layout: Layout) -> CostSettings:
     """Cost settings of the largest pipeline stage. Roofline and kernels take the stage's layers; affine costs are
-    multiplied by the stage's share of the layers. Raises ConfigError for other costs.
+    multiplied by the stage's share of the layers. Raises ConfigError for cost models of other kinds.
     """
     settings: CostSettings = getattr(scenario.cost, kind)
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):

@@ -400,8 +400,8 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     overlap: bool = True
     """True: the scheduler chooses a step when the step before begins. False: --disable-overlap-schedule."""
     mixed_chunk: bool = False
-    """True: forwards with prompts also decode (--enable-mixed-chunk). Running requests take part of
-    chunked_prefill_tokens."""
+    """True: forwards that compute prompts also decode (--enable-mixed-chunk). chunked_prefill_tokens limits both
+    together."""
     scheduler_recv_interval: int = Field(default=1, ge=1, le=1000)
     """N: while requests decode, the scheduler takes new requests only after every N-th step
     (--scheduler-recv-interval). A forward with prompts counts as 1000 steps (0.5.23, environ.py:675), and pdsim models

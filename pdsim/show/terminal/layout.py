@@ -11,7 +11,9 @@ from rich.table import Table
 _WIDTH = 180
 """Width in characters if the output goes to no terminal and COLUMNS is not set. All columns fit into it."""
 _LEFT = ("", "what happens", "asked for", "arm", "metric", "form", "coefficients, ns", "settings", "in variant")
-"""Columns of words besides the first. Words are aligned left."""
+"""Titles of table columns that have words, and are therefore aligned left. The first column of each table is aligned
+left, too.
+"""
 
 
 def new_table(title: str, *columns: str) -> Table:

@@ -283,8 +283,8 @@ def _file_digest(module: str) -> str:
 
 @cache
 def metrics() -> dict[str, type]:
-    """The columns of a run's result that have numbers, each with its type: the numbers of the summary, with those of
-    its section `pdsim`; the GPU-hours; the mean of each stage; and the number of transfer descriptors.
+    """Type of each numeric column in a run's row of results, by the column's name. Such columns have the numbers of the
+    summary and of its section `pdsim`, the GPU-hours, the mean of each stage, and the number of transfer descriptors.
     """
     summary = summarize(RunRecords(), extra={"events": 0, "warm_up_requests": 0})
     numbers = summary | summary.pop("pdsim")

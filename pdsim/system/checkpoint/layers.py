@@ -52,8 +52,8 @@ def _ratios(config: Config) -> list[int]:
 
 
 def _with_shared_kv(config: Config, mixers: list[Mixer]) -> list[Mixer]:
-    """Returns the mixers, one per layer. The last num_kv_shared_layers of them become `shared`, because these layers
-    use the KV of earlier layers (Gemma's small models).
+    """Returns the kinds of the model's layers (`mixers`), of which the last num_kv_shared_layers become `shared`: these
+    layers use the KV of earlier layers (Gemma's small models).
     """
     num_own = len(mixers) - config.count("num_kv_shared_layers", default=0)
     return ["shared" if layer >= num_own else mixer for layer, mixer in enumerate(mixers)]

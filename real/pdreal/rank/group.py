@@ -1,4 +1,6 @@
-"""The ranks of one instance: the threads of each rank, the group of ranks as its leader uses it, and the followers."""
+"""The ranks of one instance. Each rank has threads for its tasks. The leader gives tasks to the group of all ranks, and
+the followers do them.
+"""
 
 from asyncio import AbstractEventLoop, gather
 from collections.abc import Callable, Sequence
