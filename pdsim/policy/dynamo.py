@@ -43,9 +43,10 @@ class DynamoKv:
     """True: the router knows by KV events which blocks the instances have, in GPU and in host memory
     (--router-kv-events, Dynamo's default). False: the router remembers the prompts that it sent."""
     host_cache_hit_weight: float = 0.75
-    """Number of blocks by which a block in host memory lowers the cost (lib/kv-router/src/scheduling/overlap.rs). With
-    kv_events only. Blocks in storage count for nothing, because SGLang's events name GPU and host memory only (0.5.23,
-    mem_cache/unified_cache/unified_tree_core.py:2438)."""
+    """Discount on the cost, in blocks, for each block that host memory has (lib/kv-router/src/scheduling/overlap.rs).
+    With kv_events only. Blocks in storage give no discount, because SGLang's events name GPU and host memory only
+    (0.5.23, mem_cache/unified_cache/unified_tree_core.py:2438).
+    """
     router_temperature: float = 0.0
     """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the instance with the lowest cost is picked."""
     seed: int = 0

@@ -97,7 +97,9 @@ def _stop_signals_ignored() -> Iterator[None]:
 
 
 def _facts_of(real: RealRun, options: Options) -> dict[str, Any]:
-    """Returns fields of the summary that the logbooks do not tell."""
+    """Returns the fields of the summary that cannot be computed from the logbooks: the options of the run, how late the
+    client sent requests, and how many drafts were confirmed.
+    """
     late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
     facts: dict[str, Any] = {"interrupted": real.interrupted}
     facts |= {"device": options.device, "dtype": options.dtype, "weights": options.weights}

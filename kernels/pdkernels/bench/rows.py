@@ -20,6 +20,8 @@ class Row:
     Attributes:
         kernel: gather, scatter, push, append, decode and so on.
         variant: the kernel or call; our main kernel is "fused".
+        model, tokens, page_size: name of the model, tokens of a request, tokens per page.
+        src_tp, dst_tp: tensor-parallel sizes of the source and of the target.
         payload_bytes: bytes of KV moved or read, counted once.
         time_us: device time of a call between two events.
         graph_us: device time per call when calls are replayed as a CUDA graph.
@@ -29,7 +31,7 @@ class Row:
             bytes as attention reads.
         copy_fraction: copy_us / time_us, the fraction of copy bandwidth that the call reaches.
         gbytes_per_s: rate of bytes read plus bytes written, in 10^9 bytes per s.
-        floor_us: time of reading and writing these bytes at the device's largest measured copy bandwidth.
+        floor_us: time of the bytes read and written at the device's largest measured copy bandwidth.
         programs: limit of thread blocks at a time; None: no limit.
 
     """

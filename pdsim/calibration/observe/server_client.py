@@ -25,7 +25,9 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
 }
 """Fields of requests that OpenAI's first API lacks. The client leaves them out if the server refuses them."""
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
-"""Paths under which SGLang, newer SGLang, vLLM and llama.cpp describe the server."""
+"""Paths under which servers describe themselves: earlier and newer releases of SGLang, vLLM, and llama.cpp, in this
+order.
+"""
 _ENGINES = {
     "sglang:": "SGLang",
     "vllm:": "vLLM",

@@ -24,7 +24,7 @@ class BootstrapQueue:
 
     @property
     def limit(self) -> str:
-        """The bootstrap timeout with its name, such as "bootstrap_timeout 20 s"."""
+        """Text of the bootstrap timeout for messages: its name and its duration, such as "bootstrap_timeout 20 s"."""
         return self._deadlines.limit
 
     @property

@@ -17,8 +17,9 @@ class ChunkSizer:
     """Sizes the chunks of a long prompt so that each chunk takes equally long in a pipeline stage (SGLang's
     DynamicChunkSizer).
 
-    A prompt of n tokens is assumed to take quadratic n^2 + linear n, in any unit of time. A constant term would not
-    change the sizes. first_tokens: size of the first chunk. max_tokens: maximum size of a chunk.
+    A prompt of n tokens is assumed to take the time quadratic * n^2 + linear * n. The unit does not matter, and a
+    constant term would not change the sizes. first_tokens: size of the first chunk. max_tokens: maximum size of a
+    chunk.
     """
 
     quadratic: float

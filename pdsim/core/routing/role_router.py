@@ -198,7 +198,7 @@ class RoleRouter:
             self._work.remove(request_id)
 
     def count(self, instance_id: str, num_requests: int, num_tokens: int) -> None:
-        """Adds requests and prompt tokens to an instance's load. Negative numbers subtract."""
+        """Adds numbers of requests and of prompt tokens to an instance's load. Negative numbers are subtracted."""
         self._loads[instance_id].add(num_requests, num_tokens)
 
     def on_computed(self, request_id: int) -> None:

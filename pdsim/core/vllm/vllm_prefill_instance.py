@@ -1,9 +1,10 @@
 """vLLM's prefill instance. Decode pulls KV from prefill with NixlConnector.
 
-Decode reads computed KV, and prefill waits for the end of the read. So two states differ from prefill_instance.py:
+Decode reads computed KV, and prefill waits for the end of the read. So two states of a request differ from those in
+prefill_instance.py:
 
 state       meaning                                              left by
-parked      computed: pages are held, a slot is not              -> PromptComputed; on_message(KvGranted)
+parked      computed: holds pages, but no slot                   -> PromptComputed; on_message(KvGranted)
 expired     decode did not begin to read in time                 next_step -> Abort to decode; its pages are free
 """
 

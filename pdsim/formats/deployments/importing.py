@@ -156,8 +156,8 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """The processes that are servers. If scripts and manifests start the same servers, as files of `pdsim launch` do:
-    the servers of the scripts alone, with a note in `found`.
+    """Returns the processes that are servers. If scripts and a manifest start the same servers, as files of `pdsim
+    launch` do, returns only the servers of the scripts, and adds a note to `found`.
     """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]

@@ -107,8 +107,8 @@ TOOLS = (
         lambda row: row.get("label"),
     ),
 )
-"""The tools, from special to general. A report of DynoSim has all fields of SGLang's results, and a result of SGLang
-has those of vLLM's.
+"""The tools in the order in which their formats are tried: special formats come before general ones. A report of
+DynoSim has all fields of SGLang's results, and a result of SGLang has those of vLLM's.
 """
 SUFFIXES = (".json", ".jsonl", ".csv")
 _PRINTED = (".txt", ".log", ".out", ".md")

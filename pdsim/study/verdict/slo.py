@@ -205,7 +205,7 @@ def _position(percentile: float, num_requests: int) -> float:
 
 
 def _num_needed(percent: float, num_requests: int) -> int:
-    """Smallest number of requests that makes up at least this percentage of all."""
+    """Smallest number of requests that makes up at least this percentage of num_requests."""
     return ceil(round(percent / 100 * num_requests, 6))
 
 

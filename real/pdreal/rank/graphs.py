@@ -139,8 +139,8 @@ class DecodeGraphs(_Graphs):
         slots of its linear-attention state are not counted.
 
         num_ahead_tokens: number of tokens, after those with KV, for which a sequence may have pages.
-        max_running_requests: largest number of sequences of a batch. records_experts: as in _Graphs. states:
-        linear-attention states; None: the model has none.
+        max_running_requests: largest number of sequences of a batch. records_experts: True: `choices` gets the experts
+        that tokens choose. states: linear-attention states; None: the model has none.
         """
         self._states = states
         num_columns += 0 if states is None else 2

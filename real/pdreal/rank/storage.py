@@ -1,9 +1,10 @@
 """Storage behind the host cache, from the view of an instance's leader: all ranks look up, read and write the same
-pages, and the instance gets what all of them have (SGLang 0.5.23, managers/cache_controller.py:1375, _all_reduce).
+pages, and the instance gets only pages that all ranks have (SGLang 0.5.23, managers/cache_controller.py:1375,
+_all_reduce).
 
-The core may give a host page other KV while the page waits to be written to storage. The write of the earlier KV is
-then dropped; SGLang locks these pages instead. If the write has begun, ranks wait for its end before they overwrite the
-page.
+The core may give a host page other KV while the page waits to be written to storage. The earlier KV is then not
+written. SGLang, in contrast, locks pages that wait. If the write has begun, ranks wait for its end before they
+overwrite the page.
 """
 
 import logging
