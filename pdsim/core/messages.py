@@ -923,7 +923,7 @@ Result = StepResult | Verified
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The instance's loop waits until the host has handled the messages that followed from a result."""
+    """The loop of an instance waits until the host has carried out the commands that followed the last result."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ class LayerSums:
 
     def ns(self, num_tokens: int, num_groups: int) -> float:
         """Time in ns of all all-reduces of one forward. num_groups: number of context-parallel groups of GPUs that
-        share the forward's tokens; 1: each group computes all tokens, so experts' outputs are summed over all groups.
-        Groups that share tokens gather these outputs instead, which Collectives.of_prompts times.
+        share the forward's tokens. 1: each group computes all tokens, and all-reduces over all groups add up the
+        experts' outputs. More: groups gather the experts' outputs instead, in a time that Collectives.of_prompts gives.
         """
         num_joint = 0 if num_groups == self._cp else self._num_joint
         num_own = max(0, self._num_own - num_joint)

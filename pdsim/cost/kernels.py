@@ -162,9 +162,7 @@ class Beyond(NamedTuple):
     spread: float = 1
     """Uncertainty of `slowness`: the true factor may be this many times as large or as small."""
     undivided: float = 1
-    """Further factor on one of these times: the time per token that does not get shorter with more GPUs
-    (Kernel.token_us).
-    """
+    """Further factor on the experts' time per token that does not get shorter with more GPUs (Kernel.token_us)."""
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)

@@ -307,8 +307,8 @@ def balanced_skew(skew: float, num_experts: int, num_redundant: int, num_gpus: i
 
 
 def popularities(exponent: float, num_experts: int) -> list[float]:
-    """Relative numbers of tokens of the experts in checkpoint order. The numbers are values of a power law with this
-    exponent, shuffled with a fixed seed.
+    """For each expert, in checkpoint order: a number in proportion to the tokens that choose it. The numbers follow a
+    power law with this exponent, and are shuffled with a fixed seed.
     """
     popular = [(1 + i) ** -exponent for i in range(num_experts)]
     Random(0).shuffle(popular)

@@ -93,8 +93,9 @@ class Roofline:
     """With data-parallel attention: fixed time per layer of sending tokens to the GPUs of their experts, and again of
     sending the results back (assumed)."""
     expert_exchange_efficiency: float | None = None
-    """Share of link bandwidth that sending tokens to experts and back reaches. None: only the fixed time
-    expert_exchange counts."""
+    """Share of NVLink bandwidth that is reached when tokens are sent to the GPUs of their experts, and results back.
+    None: only the fixed time expert_exchange counts.
+    """
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -73,7 +73,9 @@ def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
 
 
 def only_equal_images(_: Any, scenario: Scenario) -> str | None:
-    """Check of a workload's images: the reason for a refusal, or None. Clients send new images of one size."""
+    """Checks that benchmark clients can send a workload's images: new images of one size, in a fixed number per
+    request. Returns the reason if not, else None.
+    """
     workload = scenario.workload
     if not isinstance(workload, RandomLengths) or workload.images is None or image_size(workload, scenario.model):
         return None

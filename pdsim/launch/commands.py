@@ -187,7 +187,7 @@ ROLES = ("prefill", "decode", "aggregated")
 
 
 class Aside(str):
-    """Says why a launch ignores a field. The text becomes a note."""
+    """The reason why a launch ignores a field. The launch shows the reason as a note."""
 
     __slots__ = ()
 

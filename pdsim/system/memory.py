@@ -70,9 +70,11 @@ class DcpRules(NamedTuple):
 
 
 DCP_RULES = {"sglang": DcpRules(2, divides_index=False), "vllm": DcpRules(3, divides_index=True)}
-"""Rules of each engine. Queries are exchanged by an all-gather; outputs by SGLang's all-to-all (a2a: 0.5.23,
-arg_groups/overrides.py:1388) or vLLM's all-gather and reduce-scatter (ag_rs: 0.33.0, config/parallel.py:613). Indexer
-keys: SGLang 0.5.23, model_executor/pool_configurator.py:401; vLLM 0.33.0, v1/kv_cache_interface.py:553."""
+"""Rules of each engine. Queries are exchanged by an all-gather. Outputs are exchanged by one all-to-all with SGLang
+(a2a: 0.5.23, arg_groups/overrides.py:1388), and by an all-gather and a reduce-scatter with vLLM (ag_rs: 0.33.0,
+config/parallel.py:613). Indexer keys: SGLang 0.5.23, model_executor/pool_configurator.py:401; vLLM 0.33.0,
+v1/kv_cache_interface.py:553.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

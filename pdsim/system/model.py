@@ -203,7 +203,7 @@ class Experts:
     num_layers: int
     """Number of layers with routed experts."""
     num_experts: int
-    """Number of routed experts in each of these layers."""
+    """Number of routed experts in each layer that has routed experts."""
     num_active: int
     """Number of routed experts that each token uses."""
     intermediate_size: int

@@ -151,9 +151,9 @@ class Session:
         return made
 
     def _last_before(self, places: Sequence[int], goes_on: Sequence[int]) -> list[int]:
-        """Returns the index of the last call before goes_on of each agent that has a call in goes_on. All indices are
-        into `calls`. places: indices of all calls, ordered by start. goes_on: the last indices of `places`, from a time
-        on.
+        """Returns, for each agent that makes a call in goes_on, the index of its last call before goes_on. Agents
+        without such a call are left out. places: indices into `calls` of all calls, ordered by start. goes_on: the last
+        part of `places`.
         """
         agents = {self.calls[place].agent for place in goes_on}
         return list(

@@ -131,7 +131,7 @@ class GammaLengths:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponential distribution: the text ends with equal probability at each token, as if outputs stop at random."""
+    """Exponential distribution of lengths: a text ends with the same probability after each token."""
 
     mean: float
     """Mean length in tokens."""

@@ -14,8 +14,8 @@ from pdsim.workload.request_spec import RequestSpec
 
 
 def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) -> dict[int, list[int]]:
-    """Returns the output tokens of each request of a real run, by request id. Raises RunFolderError, also if that run
-    had other requests, or has not all tokens of their outputs.
+    """Returns the output tokens of each request of an earlier real run, by request id. Raises RunFolderError if the run
+    is no complete real run of the same requests.
 
     requests: requests of the later run, for a model with `vocab_size` tokens.
     """

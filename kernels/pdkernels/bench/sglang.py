@@ -71,7 +71,9 @@ def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[
 
 
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls of SGLang's scatter kernel alone. module: SGLang's, from `load`. All tables are made beforehand."""
+    """Returns calls that launch only SGLang's scatter kernel, one per place in memory. All tables of addresses are made
+    beforehand. module: SGLang's, from `load`.
+    """
     writers = writers_of(case)
     return [
         _kernel_call(module, case, memory, pages, offset, writers, "scatter") for pages, offset in memory.rotation()

@@ -252,7 +252,7 @@ def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[
 
 def _with_long_contexts(rows: Rows) -> Rows:
     """The decode rows with at least LEAST_CONTEXT_TOKENS per request, whose requests choose experts as in a real run.
-    All rows, if none has as many, or if the rows are not of decode.
+    Returns all rows if none is so long, and rows of other kinds as they are.
     """
     if rows.kind != "decode":
         return rows

@@ -408,8 +408,9 @@ def totals(metrics: str) -> Totals:
 
 
 def mean_stages_ms(before: Totals, after: Totals, num_requests: int) -> dict[str, float]:
-    """Mean time in ms of each stage between two readings, as fields of a summary. A stage that did not count
-    num_requests is left out, because it has requests of other clients.
+    """Mean time in ms of each stage between two readings of the server's metrics, as fields of a summary. num_requests:
+    number of requests that were sent between the readings. A stage with another number of requests is left out, because
+    other clients sent some.
     """
 
     def growth(stage: str, part: str) -> float:

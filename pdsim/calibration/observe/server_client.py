@@ -23,7 +23,9 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-"""Fields of requests that OpenAI's first API lacks. The client leaves them out if the server refuses them."""
+"""Fields of requests that the first release of OpenAI's API did not have. The client leaves them out if the server
+refuses them.
+"""
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
 """Paths under which servers describe themselves: earlier and newer releases of SGLang, vLLM, and llama.cpp, in this
 order.

@@ -246,8 +246,8 @@ class Releases:
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
-        """timeout_ns: maximum wait for the sender's answer; None: no limit. staged: KV may still wait in a staging
-        ring.
+        """timeout_ns: maximum time for which pages are held until the sender says that no KV will come; None: no limit.
+        staged: True: KV goes through a staging ring, and may still wait there.
         """
         self._decode_id = decode_id
         self._cache = cache

@@ -24,7 +24,9 @@ class DecodeLimits:
     """The instance checks its queue and its transfers once in this number of steps while requests run
     (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
-    """True: SaveKv and LoadKv say which pages are copied to host memory and back. Real mode needs True."""
+    """True: for a retracted request, commands (SaveKv, LoadKv) name the pages to copy to host memory and back, as real
+    mode needs. False: no such commands are made.
+    """
     retracts_to_host_cache: bool = False
     """True: KV of retracted requests is stored in pages of the host cache (--disaggregation-decode-retraction-backup
     host_pool)."""

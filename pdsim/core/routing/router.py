@@ -91,7 +91,7 @@ class _Request:
     streamed: bool = False
     """True: an instance has streamed the first token."""
     is_counted: bool = False
-    """True: the loads of both instances include this request. Used with counts_streams only."""
+    """True: the request counts in the loads of its prefill and its decode instance. Used with counts_streams only."""
 
     @property
     def request_id(self) -> int:

@@ -62,9 +62,9 @@ class RankPairLayout:
     """Size of the sliding window in tokens. Layers with a window send KV of the prompt's last tokens only, after the
     last page of all other layers. page_bytes and num_planes do not include these layers."""
     window_page_bytes: int = 0
-    """As page_bytes, over all layers with a sliding window."""
+    """Bytes of one page in all layers with a sliding window together."""
     num_window_planes: int = 0
-    """As num_planes, over all layers with a sliding window."""
+    """Number of planes of all layers with a sliding window."""
 
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True

@@ -22,8 +22,8 @@ def read_hisparse_config(read: Read, value: Value) -> None:
 
 
 def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[str, Any]:
-    """Takes the fields of speculation and HiSparse out of `given`, the fields that a server's options set, and returns
-    them. Empty for prefill. `read` gets a note on HiSparse of aggregated servers.
+    """Removes the fields of speculation and HiSparse from `given`, and returns them (none for prefill). given: fields
+    that a server's options set. read: gets a note if an aggregated server uses HiSparse, which pdsim does not model.
     """
     taken = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
     config, is_on = given.pop("hisparse", {}), given.pop("enable_hisparse", False)

@@ -37,7 +37,7 @@ class Roles(NamedTuple):
     """Roles and routing policies of servers, as the file of an orchestrator (`trtllm-serve disaggregated`) has them."""
 
     of_ports: dict[str, str]
-    """Role of the server at each port: prefill or decode, by the digits of the port."""
+    """Role (prefill or decode) of the server at each port, by the port as text."""
     routers: dict[str, str]
     """Routing policy of each role: pdsim's name of the policy, by prefill or decode."""
     aside: list[str]

@@ -127,9 +127,9 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """Sums of one instance's used pages (as share of its pool), requests and shortages over the window. Each value is
-    multiplied by the ns for which it lasted. levels: the instance's rows of the table of levels. Keys: the fields of
-    InstanceUsage in _HELD.
+    """Sums over the window of one instance's values: used pages (as share of its pool), running and waiting requests,
+    and lacks of pages and of slots (1 while requests wait for them). Each value is multiplied by the ns for which it
+    lasted. levels: the instance's rows of the table of levels. Keys: the fields of InstanceUsage in _HELD.
     """
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))

@@ -27,9 +27,9 @@ share of the difference in size between the host cache and the GPU's pool (SGLan
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: when pages are freed
-    whose tokens the prefix cache already has. True: when the request that computed them ends. False: as soon as they
-    would enter the prefix cache.
+    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: for pages whose
+    tokens the prefix cache already has. True: they are freed when the request that computed them ends. False: they are
+    freed when the prefix cache would take them.
     """
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"

@@ -242,8 +242,8 @@ def _require_room(scenario: Scenario, item_tokens: Sequence[int]) -> None:
 
 
 def _encoding_ids(scenario: Scenario) -> dict[Role, list[str]]:
-    """Names of the instances that may encode media themselves, by role. With vLLM, decode instances encode media of
-    prompts that they compute, such as those of preempted requests.
+    """Names of the language servers' instances that may encode images and audio themselves, by role. With vLLM, decode
+    instances encode those of prompts that they compute, such as prompts of preempted requests.
     """
     ids = roles(scenario)
     if scenario.engine == "sglang":

@@ -66,8 +66,8 @@ class Setup(Section):
     dcp: int = 1
     """Decode context parallelism: number of GPUs that divide each request's KV."""
     draft_tokens: int | None = None
-    """Number of tokens that decode steps verify for each request. If given, measured times include drafting. None: not
-    known, or times of steps without drafts.
+    """Number of tokens that decode steps verify for each request. If given, measured times include drafting. None: the
+    measured steps had no drafts, or it is not known.
     """
 
     def __str__(self) -> str:

@@ -89,8 +89,8 @@ class Rank(Actor):
         return start_ns + duration_ns if is_decode else self._forward_end_ns(start_ns, duration_ns)
 
     def duration_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time in ns that the step takes without copies of cached KV. expert_tokens: mean number of tokens that a rank
-        gives to the experts. The caller makes one call per step, in order.
+        """Time in ns that the step takes without copies of cached KV. expert_tokens: number of tokens that each rank
+        sends to experts, as the mean over all ranks. The caller makes one call per step, in order.
         """
         if isinstance(step, PrefillStep):
             return self._cost.prefill_ns(step, start_ns, expert_tokens)
@@ -219,9 +219,9 @@ class Lockstep:
         expert_tokens: float,
         ends_ns: Sequence[int],
     ) -> None:
-        """Begins a round that ends when all ranks have exchanged their bytes between hosts. expert_tokens: mean number
-        of tokens that a rank gives to the experts. ends_ns: times in ns at which the ranks' steps would end on idle
-        links.
+        """Begins a round that ends when all ranks have exchanged their bytes between hosts. expert_tokens: number of
+        tokens that each rank sends to experts, as the mean over all ranks. ends_ns: times in ns at which the ranks'
+        steps would end on idle links.
         """
         num_tokens = dict.fromkeys(self._ranks, 0)
         computing_ns = 0

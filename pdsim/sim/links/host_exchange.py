@@ -75,7 +75,9 @@ class HostExchange:
         self._flows.begin_together(self, self._moves)
 
     def arrived(self, _: None = None) -> None:
-        """Counts one event that the present part waits for: bytes that arrived, or the end of computing."""
+        """Handles one of the events for which the present part of the exchange waits: bytes have arrived, or computing
+        has ended. The last event ends the part.
+        """
         self._num_awaited -= 1
         if not self._num_awaited:
             self._end_part()

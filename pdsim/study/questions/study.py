@@ -184,7 +184,9 @@ class Study:
         return [arm.label for arm in self.arms if series in {None, arm.series} and not self.error(arm.label)]
 
     def steady(self, labels: Iterable[str]) -> list[str]:
-        """Those of the labels whose candidates are not saturated, so that their latencies mean something."""
+        """Returns the labels whose candidates are not saturated. Latencies of saturated candidates would depend on the
+        length of the run.
+        """
         return [label for label in labels if not self[label].is_saturated]
 
     def mean_tokens(self, field: str) -> float:

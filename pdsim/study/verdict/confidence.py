@@ -118,7 +118,7 @@ class Examined(NamedTuple):
     """A run under an SLO: its outcome, and the other outcomes on which the confidence depends."""
 
     outcome: Outcome
-    """How the run itself does under the SLO."""
+    """Outcome of the run itself."""
     ends: Mapping[str, Outcome]
     """Outcomes with the fastest and slowest step times, by "fastest" and "slowest". Empty: step times were measured on
     a server, or the user wants no range.

@@ -250,8 +250,8 @@ class Judgement:
 
     @property
     def worst_percentile(self) -> Term:
-        """The worst term as a limit of one metric at one percentile. A term such as "ttft < 2 s and tpot < 50 ms for 90
-        %" becomes the p90 limit of its metric that is furthest above the limit.
+        """The term that is missed most, as one percentile limit. From a term such as "ttft < 2 s and tpot < 50 ms for
+        90 %", the p90 limit of that metric is taken which is furthest above its limit.
         """
         worst = self.worst
         if not worst.is_share:

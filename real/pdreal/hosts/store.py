@@ -55,8 +55,9 @@ class Store:
             await self._fork(f"drive {i}", _lend, self.master, address, drive_bytes)
 
     async def _fork(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Starts a process that calls target(*args, ready), and waits until the process sends a text through `ready`.
-        name: for messages, such as "drive 0". Raises LaunchError if the text is not empty, or does not arrive in time.
+        """Starts a process that calls target(*args, ready), and waits until the process reports through the pipe
+        `ready`: an empty text on success, else the problem. name: name of the process in messages, such as "drive 0".
+        Raises LaunchError if the process reports a problem, or reports nothing in time.
         """
         ours, its = Pipe(duplex=False)
         process = await asyncio.to_thread(self._processes.fork, target, *args, its)

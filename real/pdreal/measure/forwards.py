@@ -116,7 +116,7 @@ class Followers:
 
 class _LedRunner(ModelRunner):
     def __init__(self, model: Transformer, sizes: Mapping[str, Any], tell: Callable[[Instruction], None]) -> None:
-        """sizes: as for `_arguments`. tell: gives an instruction to the other ranks."""
+        """sizes: sizes of cache and batches, as for `_arguments`. tell: sends an instruction to the other ranks."""
         super().__init__(model, **_arguments(model, sizes))
         self._tell = tell
 
@@ -195,7 +195,9 @@ class PrefillCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens of one prompt with its context, in the longest repeat of this case (_AROUND)."""
+        """Number of tokens of one prompt with its context, in the longest forward of this case. Forwards differ in
+        length by the numbers in _AROUND.
+        """
         return self.num_context_tokens + self.num_tokens + max(_AROUND)
 
 

@@ -28,7 +28,7 @@ class Plan:
     served_batches: tuple[int, ...]
     """Numbers of requests that are served together, from prefill to their last token."""
     served_tokens: int
-    """Length of each request's prompt."""
+    """Number of prompt tokens of each request that is served."""
     served_outputs: int
     """Number of output tokens of each request. The number is so large that the first request still decodes when the
     last prompt is computed. All requests then decode together for a while.

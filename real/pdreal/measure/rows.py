@@ -197,9 +197,9 @@ def repeat_us(work: Call, seconds: float, *, warm_ups: int = 1) -> list[float]:
 def repeat_each_us(
     works: Iterator[Call], seconds: float, *, warm_ups: int = 1, pause_seconds: float = 0
 ) -> list[float]:
-    """Returns sorted times of similar pieces of work, done one after another: at least 3 times, or at least 5 times if
-    there are pauses; then until `seconds` are over, or 50 times were taken. warm_ups: number of first pieces, which are
-    not timed. pause_seconds: pause before each timed piece.
+    """Does similar pieces of work one after another, and returns their sorted times in us. Stops after `seconds` s, but
+    after 3 times at the earliest (5 with pauses) and 50 times at the latest. warm_ups: number of first pieces, which
+    are not timed. pause_seconds: pause before each timed piece.
     """
     for _ in range(warm_ups):
         next(works)()

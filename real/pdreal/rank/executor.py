@@ -192,7 +192,7 @@ class Executor:
         return len(self._sequences)
 
     def others_than(self, request_ids: Collection[int]) -> list[int]:
-        """Returns this executor's requests that are not in request_ids. Such requests were given up."""
+        """Returns this executor's requests that are not in request_ids. The instance has given up these requests."""
         return [request_id for request_id in self._sequences if request_id not in request_ids]
 
     def num_prompt_tokens(self, request_id: int) -> int:

@@ -136,13 +136,13 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-_SHAPES: Mapping[str, tuple[float, float]] = {
+_RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 1e6),
     "top_p": (0, 1),
     "top_k": (-1, inf),
     "min_p": (0, 1),
 }
-"""Sampling fields that are numbers, and the range of each."""
+"""Sampling fields that are numbers, with the smallest and the largest value of each."""
 _MOST_CHOICES = 128
 _MOST_LOGPROBS = 20
 NEUTRAL: Mapping[str, Sequence[Any]] = {
@@ -185,7 +185,7 @@ def answer_settings(
     Without a temperature the likeliest tokens are chosen. Without a seed the seed is random.
     """
     fields.allow_only(NEUTRAL, WHY)
-    for name, (low, high) in _SHAPES.items():
+    for name, (low, high) in _RANGES.items():
         fields.check_between(name, low, high)
     if num_logprobs is not None and not 0 <= num_logprobs <= _MOST_LOGPROBS:
         raise RefusedError(f"log probabilities are available for 0 to {_MOST_LOGPROBS} tokens, not for {num_logprobs}")

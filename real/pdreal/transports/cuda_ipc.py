@@ -87,9 +87,9 @@ class CudaRuntime:
         self._call("cudaIpcCloseMemHandle", ctypes.c_void_p(mapped))
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
-        """Copies ranges. Returns when all bytes are in place. Other threads launch their work between the calls.
-        sources, targets: addresses at which ranges begin, in memory that is mapped here. lengths: sizes in bytes. Entry
-        i of each belongs to range i.
+        """Copies ranges, at most COPIES_PER_CALL per CUDA call. Returns when all bytes are in place. Other threads can
+        launch their work between two CUDA calls. sources, targets: addresses at which ranges begin, in memory that is
+        mapped here. lengths: sizes in bytes. Entry i of each belongs to range i.
         """
         for first in range(0, len(lengths), COPIES_PER_CALL):
             part = slice(first, first + COPIES_PER_CALL)

@@ -23,7 +23,7 @@ _WARM_UPS = 20
 """Maximum number of attempts at a client's first write, which may fail at first (SGLang 0.5.23,
 mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup)."""
 _WARM_UP_DELAY_S = 0.25
-"""Delay in s after a failed attempt at a client's first write, before the next attempt."""
+"""Delay in s between two attempts at a client's first write."""
 _IS_THERE = 1
 _CPU = torch.device("cpu")
 
