@@ -1,6 +1,6 @@
 """Validates a matrix, a scenario with several settings (variants): makes missing runs in real mode, simulates all
-variants, and compares real and simulated runs. A campaign does this in one folder, together with all measurements that
-the simulation needs.
+variants, and compares real and simulated runs. A campaign keeps the validation in one folder, together with all
+measurements that the simulation needs.
 
 Each step of a campaign is a command of its own. Steps whose result exists are skipped, so a repeated command continues
 an interrupted campaign.

@@ -53,7 +53,7 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 
 
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
-    """Simulates the scenario. Returns those numbers that can be compared with numbers of the saved page, by name."""
+    """Simulates the scenario. Returns by name those numbers that a server's saved metrics page (`page`) has, too."""
     from pdsim.cli.runner import run_scenario
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

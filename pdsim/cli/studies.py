@@ -183,8 +183,8 @@ def plan(
 
 
 def prices_of(gpus: Iterable[str]) -> dict[str, float]:
-    """Prices per hour by GPU, read from texts such as "h100=2.5". If only one GPU is given, its price may be left out,
-    and is 1. Raises ConfigError if a GPU is unknown, or a price is wrong or missing.
+    """Prices per hour by GPU, read from texts such as "h100=2.5". A text without a price, such as "h100", is allowed if
+    it is the only one; the price is then 1. Raises ConfigError if a GPU is unknown, or a price is wrong or missing.
     """
     found: dict[str, float] = {}
     unpriced = []
@@ -211,7 +211,8 @@ _MAX_PRICE = 1e9
 _LOAD = ("workload", "client", "seed")
 """Fields that a plan must not vary, because they change the load, and clusters are compared under one load."""
 _ROLES = ("prefill", "decode", "aggregated", "encode")
-"""Sections that a plan itself fills in for each cluster."""
+"""Sections of a scenario that `pdsim plan` writes for each candidate cluster, so the user may not set them as a whole.
+"""
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:

@@ -39,7 +39,9 @@ class EngineRules:
     """True: the prefix cache stores a prompt and its outputs as separate nodes, so that it can evict the outputs alone.
     """
     filters_ended: bool = True
-    """True: an aggregated instance without overlap removes ended requests before it chooses its next step."""
+    """True: an aggregated instance without overlap scheduling removes ended requests from its batch before it chooses
+    its next step.
+    """
     computes_aborted_prompts: bool = False
     """True: a prompt that is aborted after its first chunk is still computed completely."""
     keeps_ranks: bool = False

@@ -122,8 +122,9 @@ class Clock(Protocol):
 
 
 class Instance(Protocol):
-    """A prefill, decode or aggregated instance: three calls that never block, read no clock and do no I/O. The driver
-    passes now_ns, executes the returned step, and carries out the returned commands.
+    """A prefill, decode or aggregated instance. The driver calls on_message, next_step and on_step_done, which never
+    block, read no clock and do no I/O. The driver passes now_ns, executes the returned step, and carries out the
+    returned commands.
     """
 
     @property

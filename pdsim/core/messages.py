@@ -586,7 +586,7 @@ class Offload:
 @dataclass(frozen=True, slots=True)
 class LoadChunks:
     """Copy these chunks of tokens (LMCache) from host memory into GPU pages, in the prompt's order, after all earlier
-    copies of this kind. The step that the instance chooses next begins when the copy has ended.
+    loads of chunks. The step that the instance chooses next begins when the copy has ended.
     """
 
     request_id: int
@@ -754,8 +754,9 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True)
 class SendEmbeddings:
-    """Send the embeddings of a part from an encode instance to each rank of a language server. With vLLM: copy the
-    embeddings of one item into the server's host memory; `part` is the item's index in the request's media.
+    """Send the embeddings of one part of a request's media from an encode instance to each rank of a language server.
+    With vLLM: copy the embeddings of one image or audio clip into the server's host memory; `part` is the item's index
+    in the request's media.
     """
 
     request_id: int
@@ -833,7 +834,9 @@ class DecodeStep:
     num_requests: int
     """Number of requests in the batch, including those in `joined`."""
     num_context_tokens: int
-    """Sum over all requests of the KV tokens that the first step reads, including tokens that the step writes."""
+    """Number of tokens whose KV attention reads in the first step, summed over the batch. The tokens whose KV the step
+    itself writes count, too.
+    """
     num_distinct_tokens: int
     """Number of KV tokens that the first step reads, where a cached prefix that several requests share counts once, or
     once per wave of attention."""

@@ -163,8 +163,9 @@ class Collectives:
     """Share of the nominal NVLink bandwidth that collectives reach."""
 
     def of_prompts(self) -> Gathers:
-        """Collectives of context parallelism, per prompt token. Keys and values of each layer go to all
-        context-parallel groups of GPUs. Hidden states go to the experts, and the experts' outputs come back.
+        """Time of the collectives of context parallelism in a prefill forward, with a part per prompt token. They give
+        each layer's keys and values to all context-parallel groups of GPUs, hidden states to the experts, and the
+        experts' outputs to all groups.
         """
         cp, model = self.layout.cp, self.layout.model
         if cp == 1:
@@ -196,8 +197,8 @@ class Collectives:
         return self._gathers(attention.num_layers, (layout.dcp - 1) * layout.read_token_bytes)
 
     def _gathers(self, num_collectives: int, token_bytes: float) -> Gathers:
-        """Returns the times of a forward's collectives. num_collectives: their number. token_bytes: bytes that each GPU
-        receives for each token of the forward, in all of them together.
+        """Returns the time of a forward's num_collectives collectives. token_bytes: bytes that each GPU receives per
+        token of the forward, summed over all collectives.
         """
         rate = self.layout.gpu.nvlink_bandwidth * self.link_efficiency
         return Gathers(num_collectives * self.fixed_ns, 1e9 * token_bytes / rate)

@@ -111,12 +111,12 @@ def reached(gpu: str, operator: str, kind: str) -> Kernel:
 
 
 def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str = "") -> list[float]:
-    """Returns one value for each GPU on which this kind of an operator was measured, in no order. column: the field of
-    Kernel that has the value. left_out: generation of GPUs that do not count.
+    """Returns one number for each GPU on which this kind of an operator was measured, in no order. column: field of
+    Kernel that has the number. left_out: generation of GPUs to leave out.
 
-    In the column compute of matrix products, only GPUs count that, like `gpu`, keep a high clock (_KEEP_CLOCK) or, like
-    `gpu`, do not. If no such GPU was measured, all GPUs count. In the column compute of experts in _SAME_RATE, a value
-    is the share of the operations of `gpu` that gives the other GPU's rate, at most 1.
+    Some numbers differ. Matrix products, column compute: GPUs that keep a high clock (_KEEP_CLOCK) and GPUs that do not
+    are not mixed. Only those count that are like `gpu`, or all if none is. Experts in _SAME_RATE, column compute: the
+    number is the share of the peak of `gpu` at which it would be as fast as the other GPU, at most 1.
     """
     found = {
         other: getattr(kernel, column)
@@ -211,8 +211,8 @@ def _covering(operator: str, whole: bool, column: str) -> float:
 
 
 def kinds(layout: Layout) -> dict[str, str]:
-    """Returns the operators of a layout, each with the kind of its kernel in the table of measurements: a data type or
-    a number of GPUs.
+    """Returns for each operator of a layout the kind of its kernel in the table of measurements, such as "bf16" (the
+    data type) for matrix products, or the number of GPUs for all-reduces.
 
     Models with latent attention have their own kernels for decode attention and for experts that one GPU holds whole.
     """

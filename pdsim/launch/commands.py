@@ -267,9 +267,9 @@ class Leaf(NamedTuple):
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
-    """Yields the fields of a section, each with its path, its value and whether it has its default. Components are
-    policies, cost models, workloads and clients. A field with a section or a component comes first as a whole; a
-    component's value is its name. The fields or settings inside follow.
+    """Yields the fields of a section, each with its path, its value and whether it has its default. If a field's value
+    is a section or a component (a policy, cost model, workload or client), the field itself comes first, then the
+    fields or settings of its value. The value of a component's field is the component's name.
     """
     for name, info in type(section).model_fields.items():
         value, default = getattr(section, name), info.get_default(call_default_factory=True)

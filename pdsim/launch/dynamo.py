@@ -259,8 +259,9 @@ def _variables(place: Place, servers: ServerSettings) -> dict[str, object]:
 
 
 def _events(scenario: Scenario, number: int, switch: Mapping[str, bool]) -> Flags:
-    """Options with which a worker publishes KV events. Empty: the routing mode needs no events. number: the worker's
-    number in the cluster, which decides on its port. switch: further settings that the engine needs to publish.
+    """The option with which a worker publishes KV events (--kv-events-config). Empty: the routing mode needs no events.
+    number: the worker's number in the cluster; it sets the port. switch: entries of the option's JSON that only this
+    engine needs.
     """
     if ROUTER_MODES[_mode_name(scenario)] != "kv":
         return []

@@ -127,8 +127,8 @@ def add_vllm_encode_instances(made: Launch, scenario: Scenario, at: Sequence[Pla
 
 
 def reader_settings(scenario: Scenario, role: str) -> tuple[Flags, dict[str, object]]:
-    """Flags and environment variables of a vLLM server that reads embeddings. Empty for decode servers, and without
-    encode instances.
+    """Flags and environment variables with which a vLLM server reads embeddings that encode instances made. Empty for
+    decode servers, and if the scenario has no encode instances.
     """
     if scenario.encode is None or role == "decode":
         return [], {}

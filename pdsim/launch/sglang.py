@@ -111,9 +111,9 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
-    """Check of decode.allocation. Names the settings that SGLang refuses in combination with prefill_complete (0.5.23,
-    arg_groups/pd_disaggregation_hook.py:199). None: the scenario has no such setting. value: of this field in the
-    scenario.
+    """If decode.allocation is prefill_complete: text with the settings of the scenario that SGLang refuses in
+    combination with it (0.5.23, arg_groups/pd_disaggregation_hook.py:199). None: SGLang accepts the scenario. value:
+    the scenario's decode.allocation.
     """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None
@@ -322,7 +322,9 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 
 
 def _balance(servers: ServerSettings) -> str | None:
-    """Value of --load-balance-method. None: the server's default, or the router picks ranks."""
+    """Value of --load-balance-method. None: the option is left out, because the server has one rank, keeps its default,
+    or leaves the choice of the rank to the router.
+    """
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
 
 

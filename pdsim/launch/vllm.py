@@ -155,8 +155,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of servers, router and load. source, model: as pdsim.launch.ENGINES says. Raises ConfigError, which
-    lists the fields that vLLM cannot express.
+    """Commands of servers, router and load. source: words of a command line that name the scenario's file. model: name
+    or path by which vLLM finds the model. Raises ConfigError, which lists the fields that vLLM cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]

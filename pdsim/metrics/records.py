@@ -202,7 +202,7 @@ class ServerRecord(NamedTuple):
     """The role of one server of an elastic cluster, from time_ns until the server's next record."""
 
     server: int
-    """Number of the server, from 0."""
+    """Index of the server among all servers of the elastic cluster."""
     time_ns: int
     role: str
     """Role of the server. Empty: the server is off."""

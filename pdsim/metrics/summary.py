@@ -300,8 +300,8 @@ _SHARE = 0.05
 the run had not ended. A smaller share may come from a burst at the end.
 """
 _DEVIATIONS = 3
-"""In the second half of a run, fewer requests may end than should have. The difference counts as chance up to this
-number of standard deviations of the number of arrivals.
+"""Number of standard deviations of the number of arrivals. If the requests that ended in a run's second half are too
+few by at most this number, the lack counts as chance.
 """
 _NUM_WINDOWS = 8
 """Number of windows into which the time of the arrivals is divided, to see how much the number of arrivals varies."""

@@ -199,8 +199,8 @@ Ranges = Mapping[str, Sequence[float]]
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Smallest and largest value of each field over a run, and over the runs with the fastest and slowest step times. A
-    field that one of the runs lacks is left out.
+    """[Smallest, largest] value of each field over the given summaries: those of a run, and of its repetitions with the
+    fastest and slowest step times. A field that one of the summaries lacks is left out.
     """
     values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}

@@ -15,7 +15,7 @@ class Draws:
     """Random numbers that are equal in every replay: splitmix64 (Steele, Lea and Flood 2014) over a counter."""
 
     count: int = 0
-    """Number of numbers drawn so far."""
+    """Number of random numbers that were drawn so far."""
 
     def below(self, n: int, seed: int) -> int:
         """Returns the next random integer in [0, n). seed: the policy's seed, equal in all calls."""

@@ -128,8 +128,8 @@ class CacheAwareOrder:
 
 @dataclass
 class LongestPrefixFirst(CacheAwareOrder):
-    """Computes the prompt with the longest cached prefix first (SGLang's lpm). A prompt comes last if an earlier
-    waiting prompt has the same beginning and will soon cache it.
+    """Computes the prompt with the longest cached prefix first (SGLang's lpm). A prompt that begins like an earlier
+    waiting prompt comes last, because the cache will soon have this beginning.
     """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:

@@ -78,7 +78,9 @@ def spread(mean: int | None) -> dict[str, Any] | None:
 
 
 def require_load(load: LoadOptions, changes: Sequence[str]) -> None:
-    """Raises ConfigError if neither these options nor --set gives a load."""
+    """Raises ConfigError if the user gave no load: `load` lacks lengths or a client, and no change of --set (`changes`)
+    sets a field of workload or client.
+    """
     is_set = any(change.startswith(("workload", "client")) for change in changes)
     has_lengths = load.isl is not None and load.osl is not None
     if is_set or (has_lengths and load.client is not None):

@@ -134,8 +134,8 @@ def _section(name: str, section: type[Section]) -> Iterator[ReferenceEntry]:
 
 
 def _component(seam: Any, name: str) -> list[tuple[str, ...]]:
-    """A row for the component `name`, and a row for each of its settings that no built-in base class has. seam: the
-    kind of component, as in BUILT_IN.
+    """Rows of a reference table: one for the component `name`, and one for each of its settings, except those that a
+    built-in base class lists already. seam: kind of the component, a key of BUILT_IN.
     """
     module, _, kind = BUILT_IN[seam][name].partition(":")
     component = getattr(import_module(module), kind)

@@ -59,7 +59,8 @@ class FrontEnd:
 
     def send(self, spec: RequestSpec) -> None:
         """Sends a client's request. If client and server share a busy thread, the request waits for the thread. A
-        client that handles the end of a request has the thread already, and sends at once.
+        request that the client sends while it handles the end of another request does not wait, because the client then
+        runs on the thread.
         """
         if self._in_turn:
             self._send(spec)

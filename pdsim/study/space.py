@@ -324,7 +324,9 @@ def cluster(base: Base, roles: Sequence[Server], counts: Sequence[int]) -> Chang
 
 
 def _encode(base: Base, encoders: Encoders) -> Changes:
-    """Changes of the scenario's encode instances. Empty: the scenario has none."""
+    """Changes of the scenario that give it the number of encode instances in `encoders`; 0 removes the section
+    `encode`. Empty: the scenario has no encode instances to change.
+    """
     if base.scenario.encode is None:
         return {}
     return {"encode.instances": encoders.number} if encoders.number else {"encode": None}

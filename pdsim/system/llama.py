@@ -97,7 +97,7 @@ class LlamaArchitecture:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None = None
-    """Llama 3's scaling of rotary position embeddings. None: not scaled in this way."""
+    """Llama 3's scaling of rotary position embeddings. None: the model has no scaling of type llama3."""
     yarn: YarnScaling | None = None
     """YaRN's scaling of rotary position embeddings. None: not scaled in this way."""
     qk_norm: bool = False

@@ -234,8 +234,8 @@ class Layout:
 
     @property
     def read_token_bytes(self) -> int:
-        """KV bytes of one context token that attention reads on one rank, over all the rank's layers. With dcp: the
-        rank's share.
+        """KV bytes of one context token that attention reads on one rank, over all the rank's layers. With DCP, a rank
+        reads 1 / dcp of the token's KV.
         """
         return int(self.model.attention.num_kv_elements(self.tp) * DTYPE_BYTES[self.kv_dtype]) // self.dcp
 
@@ -366,7 +366,7 @@ class MemoryTier:
     chunked_prefill_tokens: int
     """Default maximum tokens of a prefill forward."""
     max_graph_batch: int
-    """Default batch size of the largest CUDA graph of decode steps."""
+    """SGLang's default for the largest batch of decode steps that runs as a CUDA graph."""
 
 
 def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:

@@ -107,7 +107,7 @@ class GroupedQueryAttention:
 
     @property
     def head_elements(self) -> int:
-        """Number of elements of one query and its output, for one query head."""
+        """Number of elements of a token's query and of the token's attention output together, in one query head."""
         return self._widths[0]
 
     @property

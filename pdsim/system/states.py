@@ -72,9 +72,9 @@ class StateRule:
     """
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
-        """Returns the number of slots and the bytes for states. room: bytes of one rank for states and KV together.
-        state_bytes: bytes of one state. The bytes include padding: one further slot, and states for the verified tokens
-        of one further request.
+        """Returns the number of slots for states and the bytes that they take. The bytes also cover padding: one
+        further slot, and the states of verified tokens of one further request. room: bytes of one rank for states and
+        KV together. state_bytes: bytes of one state.
         """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running

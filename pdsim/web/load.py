@@ -1,4 +1,4 @@
-"""The requests that the page simulates: a part of the scenario's load, or of a trace."""
+"""The requests that pdsim's web page simulates: a part of the scenario's load, or of a trace."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -34,11 +34,11 @@ class BlockRun:
 
 
 class HashBlocks:
-    """Makes prompts from hash ids.
+    """Makes prompts from hash ids, one per block of tokens.
 
-    The parent of an id is the id before it in the prompt where the id first appears. If an id is the first whose parent
-    is p, its tokens continue the token stream of p; other ids begin new streams. Therefore even a long prompt of short
-    blocks has only a few spans.
+    The parent of an id is the id before it in the prompt where the id first appears. The first id with a given parent
+    continues the parent's token stream; each other id begins a new stream. Therefore even a long prompt of short blocks
+    has only a few spans.
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:

@@ -116,7 +116,9 @@ class Line:
         return count
 
     def time_of(self, name: str, found: Any, unit_ns: float) -> float:
-        """Returns a time in ns. found: the value in the record. name: its field in messages."""
+        """Returns a time in ns. name: field of the record, for messages. found: the field's value, in units of unit_ns.
+        Raises TraceError if the value is no time.
+        """
         try:
             time_ns = finite(found) * unit_ns
         except ValueError:

@@ -30,8 +30,8 @@ EPOCH_S = 1e9
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
-"""Minimum mean difference of whole-number times that are taken as ms. If it is smaller, the times are taken as s,
-because in ms there would be over 500 requests per second."""
+"""Whole-number times are taken as ms if the mean gap between successive requests is at least this number, otherwise as
+s: in ms there would be over 500 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
 """Units of times since 1970, from the longest unit to the shortest. Each has a limit; times are in the first unit whose
 limit they do not reach.
@@ -74,7 +74,7 @@ class RowTrace(TimedTrace):
             raise ValueError(f"{type(self).__name__} needs image_tokens >= 0, found {self.image_tokens}")
 
     def requests(self, rng: Streams) -> Sequence[RequestSpec]:
-        """Returns the requests by arrival. Times of day are counted from the first request."""
+        """Returns the requests in order of arrival. Times of day (see clock_s) are counted from the first request."""
         ordered = super().requests(rng)
         begin_ns = ordered[0].arrival_ns
         if begin_ns * self.speedup < self.clock_s * 1e9:

@@ -31,7 +31,9 @@ from pdsim.scenario.schema import Scenario
 
 _LOG = logging.getLogger("pdreal")
 _LOOK_S = 0.02
-"""Interval in s at which `restart` checks whether the instance is empty, and later whether it is back."""
+"""Interval in s at which Launcher.restart first checks whether the instance has no requests left, and then whether the
+restarted instance is ready.
+"""
 
 
 async def _until(holds: Callable[[], bool], limit_s: float | None) -> None:
@@ -284,8 +286,9 @@ class Launcher:
     def _on_first_token(
         self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
     ) -> None:
-        """Handles the message that a request has its first token. token: None from an aggregated instance, which
-        streams the first token in the same way as later tokens.
+        """Handles the message that a request has its first token. token: the token; None: the instance is aggregated,
+        and streams the first token together with later tokens. num_cached_tokens: prompt tokens found in the prefix
+        cache. logprobs: log probabilities of the token; None: not asked for.
         """
         if (request := self._under_way(message.request_id)) is None:
             return

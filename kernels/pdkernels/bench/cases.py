@@ -97,9 +97,9 @@ _MOST_ROTATED = 64
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """A pool with its staging buffer. pages: page lists. offsets: where each page list's span of staging begins, in
-    bytes. Successive calls of a measurement take turns over several page lists, each with its own span of staging, so
-    that no call finds its data in L2.
+    """A pool with its staging buffer. pages: several page lists of equal length. offsets: for each page list, where its
+    span of staging begins, in bytes. Each call of a measurement uses the next page list and its span, so no call finds
+    its data in L2.
     """
 
     pool: Pool

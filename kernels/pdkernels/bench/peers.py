@@ -1,4 +1,6 @@
-"""Measures two GPUs: push over NVLink, against a gather, a copy to the peer, and a scatter there."""
+"""Measures two ways from one GPU to another over NVLink: a push, and a gather followed by a copy and a scatter on the
+other GPU.
+"""
 
 import time as clock
 from collections.abc import Iterator

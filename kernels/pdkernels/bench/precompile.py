@@ -15,7 +15,9 @@ Job = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 def precompile(jobs: Iterable[Job]) -> None:
-    """Runs every job. Kernels that are in the cache already take little time."""
+    """Runs every job once, in several processes, which compiles the job's kernels. Kernels in Triton's cache on disk
+    are not compiled again.
+    """
     context = multiprocessing.get_context("spawn")
     with context.Pool(min(16, os.cpu_count() or 1)) as workers:
         for _ in workers.imap_unordered(_run, list(jobs), chunksize=4):

@@ -107,9 +107,7 @@ def scatter_batch(
     programs: int | None = None,
 ) -> None:
     """Scatters several requests in one launch. The device reads their lengths, so the launch can be captured in a CUDA
-    graph.
-
-    Args: as for gather_batch.
+    graph. writers: number of prefill ranks whose heads each span holds. Other arguments: see gather_batch.
     """
     ready = SCATTER.ready(pool, heads, writers, tiling, limited=programs is not None, batched=True)
     ready.batch(pages, spans, staging, longest_tokens, programs)

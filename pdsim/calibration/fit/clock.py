@@ -14,7 +14,9 @@ _MEMORY_NS = 1e8
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02
-"""Relative error above which a residual counts by its size instead of by its square."""
+"""Relative error up to which the fit counts a residual by its square. A greater residual counts in proportion to its
+size, so outliers count less.
+"""
 _ITERATIONS = 8
 """Number of iterations of GpuSlowdown.stretching. Each iteration multiplies the error of the forwards' times by
 slowdown x utilisation.
@@ -24,7 +26,9 @@ slowdown x utilisation.
 @dataclass(frozen=True)
 class GpuSlowdown:
     slowdown: float
-    """By how much longer a forward takes on a GPU that is always busy, as a share of its time on a rested GPU."""
+    """Additional time of a forward on a GPU that is always busy, divided by the forward's time on a GPU that was idle
+    before.
+    """
     memory_ns: float
     """Time constant in ns of the moving average of the GPU's utilisation."""
 

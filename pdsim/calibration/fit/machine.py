@@ -222,8 +222,9 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
 
 
 def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
-    """The part of a prompt's TTFT in ns that running streams do not wait for, and notes. If no streams ran on the same
-    GPUs: the time of a round trip. rows: rows by kind.
+    """Returns (time in ns, notes). The time is the part of a prompt's TTFT in which streams on the same GPUs continue,
+    so no forward runs for the prompt. If no streams ran on the same GPUs: the median time of a round trip. rows:
+    measured rows by kind.
     """
     if "stall" in rows:
         stall = rows["stall"].columns

@@ -224,8 +224,8 @@ def _are_short(rows: Rows) -> NDArray[np.bool_]:
 
 
 def _continued(columns: Columns) -> Floats:
-    """1 for forwards in which prompts continue a context, else 0. All prompts of such a forward count, because rows do
-    not say which continue.
+    """1 for forwards with context tokens (KV from before the forward), else 0. The 1 stands for all prompts of the
+    forward, because rows do not say which prompts have context.
     """
     return np.asarray(columns["context_tokens"] > 0, float)
 
@@ -242,7 +242,7 @@ def _knots(values: Floats) -> tuple[float, ...]:
 
 
 def _batch(columns: Columns) -> Floats:
-    """Number of tokens that each step computes: one for each request, or those that it verifies."""
+    """Number of tokens that each decode step computes: its requests times the tokens that each request verifies."""
     return columns["batch"] * columns.get("verified", 1)
 
 

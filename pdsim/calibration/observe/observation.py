@@ -224,8 +224,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_load(path: Path) -> list[dict[str, Any]]:
-    """Reads the measured runs of a load. path: the folder of an observation, or a file in it. Raises ConfigError if the
-    file is missing or wrong.
+    """Reads the runs of the load that `pdsim observe` sent, from the folder of an observation or its load file. Returns
+    the entries of `arms`, one per run. Raises ConfigError if the file is missing or wrong.
     """
     path = path / LOAD if path.is_dir() else path
     try:

@@ -57,7 +57,7 @@ class ObservationBudget:
 
 
 def one_round(budget: ObservationBudget) -> list[Probe]:
-    """One probe of each kind and size, those that a fit needs most first."""
+    """Returns one probe for each combination of kind and size. Probes that a fit needs most come first."""
     lengths = _lengths(budget.longest_prompt)
     batches = _powers(1, budget.concurrency, 2)
     contexts = _powers(SHORTEST_TOKENS * 2, budget.longest_prompt // 4, 4)
@@ -153,7 +153,9 @@ def _every_other(lengths: list[int]) -> list[int]:
 
 
 _SETTLE_S = 0.2
-"""Time in s to wait after a load, because a server counts a request only after its last token."""
+"""Time in s to wait between the end of a load and reading the server's metrics, because a server counts a request only
+after it has sent the last token.
+"""
 Row = dict[str, float | str]
 
 _CACHED = 0.7

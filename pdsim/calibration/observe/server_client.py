@@ -79,7 +79,9 @@ class Completion:
     prompt_tokens: int = 0
     """Number of prompt tokens. If the server does not report it: estimated from the number of characters."""
     output_tokens: int = 0
-    """Number of output tokens. If the server does not report it: number of events."""
+    """Number of output tokens that the server reports. If the server reports none: number of events of the token
+    stream.
+    """
     cached_tokens: int | None = None
     """Number of the prompt's tokens that the server had cached. None: the server does not report it."""
 

@@ -41,7 +41,9 @@ class MeasuredArm:
     changes: tuple[str, ...]
     """Changes of the scenario that make the configuration, in the notation of --set."""
     fitted: bool
-    """True: the profile was fitted to these measurements. False: the simulation predicts them."""
+    """True: the arm's profile was fitted to the arm's own measurements. False: the simulation predicts the
+    measurements.
+    """
     runs: tuple[dict[str, float], ...]
     """The metrics of repeated measurements of the same configuration, one mapping per run."""
     within: dict[str, float]

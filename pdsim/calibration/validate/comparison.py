@@ -203,11 +203,13 @@ class Validation:
     tolerances: Tolerances
     """The largest errors of simulations that the suite accepts."""
     comparisons: tuple[Comparison, ...]
-    """One comparison per variant, in the order of the suite."""
+    """Comparison of the real and the simulated run of each variant, in the order of the validation suite."""
 
     @property
     def unequal(self) -> list[str]:
-        """Names of the variants in which counts differ that do not depend on time."""
+        """Names of the variants whose real and simulated run differ in counts that do not depend on time: the bytes
+        that a request sends, and whether it finishes.
+        """
         return [one.name for one in self.comparisons if not one.counts.are_equal]
 
     def spreads(self) -> list[Spread]:

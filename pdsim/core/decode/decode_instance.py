@@ -226,7 +226,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
     # Admission.
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Resumes and admits requests. Returns the number of steps until the next call, if no message comes first."""
+        """Resumes and admits requests. Returns after how many steps to call again, if no message comes first."""
         if self.queue.retracted:
             self._resume(commands)
             if self.queue.retracted:

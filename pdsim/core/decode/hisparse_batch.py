@@ -1,11 +1,12 @@
 """The running requests of a decode instance with HiSparse, and the KV that its steps copy between host memory and GPU.
 
-A request whose KV fits its buffer has all of it on the GPU. For a longer request, attention chooses a number of tokens,
-and a step copies those that the buffer lacks from host memory. A request's first step fills its buffer: with all KV if
-it fits, otherwise with the chosen tokens. Every later step saves the token that the step before has written.
+Each request has a buffer of GPU pages. If all KV of a request fits into the buffer, all of it is on the GPU. For a
+longer request, sparse attention chooses some tokens in each step, and the step copies to the buffer those of them that
+the buffer lacks. A request's first step fills the buffer. Every later step saves the KV of the step before to host
+memory.
 
 Source: SGLang 0.5.23, managers/hisparse_coordinator.py:895, 1168, 1193, and the kernel's fast path
-(kernels/jit/csrc/kvcacheio/hisparse.cuh:419). Law: tests/laws/test_hisparse.py.
+(kernels/jit/csrc/kvcacheio/hisparse.cuh:419). Properties are tested in tests/laws/test_hisparse.py.
 """
 
 from collections.abc import Iterator

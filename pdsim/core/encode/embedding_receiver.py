@@ -1,10 +1,10 @@
-"""The part of a language server that gives images and audio clips to encode instances, and keeps a request until
-EmbeddingsArrived has come for each part.
+"""The part of a language server that divides a request's images and audio clips into parts, gives each part to an
+encode instance, and keeps the request until EmbeddingsArrived has come for each part.
 
-Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. A request's images are divided over all encode instances in
-equal numbers, in the order of the prompt; images left over go to instances in random order. Then the audio clips are
-divided in the same way; clips left over go to the next instances of this order (:2557, _assign_items_by_modality, with
-images before audio by :2626). A request joins the scheduler's queue when its last part has arrived (:2314,
+Source: SGLang 0.5.23, disaggregation/encoder/receiver.py. Images come first (:2626). In the order of the prompt, each
+encode instance gets an equal number of images; the remainder goes, one image each, to the first instances of a random
+order. The audio clips are divided in the same way; their remainder goes to the next instances of that random order
+(:2557, _assign_items_by_modality). A request joins the scheduler's queue when its last part has arrived (:2314,
 _process_waiting_requests), so it may overtake earlier requests.
 """
 

@@ -14,7 +14,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class BufferedLease(Lease):
-    """A lease on pages of host memory, which also holds a buffer of GPU pages."""
+    """A request's lock on pages of host memory, together with the number of GPU pages of the request's buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,8 +23,8 @@ class BufferedLease(Lease):
 
 
 class DeviceBuffers:
-    """The GPU pages of which an instance makes its requests' buffers. They are counted and have no ids, because no
-    transfer writes into them.
+    """The GPU pages from which an instance gives each request a buffer. The pages are only counted and have no ids,
+    because no transfer writes into them.
     """
 
     def __init__(self, num_pages: int, page_size: int, buffer_tokens: int) -> None:

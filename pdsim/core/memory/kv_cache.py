@@ -346,9 +346,9 @@ class KvCache:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
     def _hits_behind(self, lease: Lease, node: Node, *, is_chunk: bool = False) -> int | None:
-        """Says which nodes on the path to `node` count a use, after an insert that ends at `node`: those that end after
-        the returned number of tokens. None: no node counts a use. is_chunk: True: further chunks of the inserted prompt
-        follow.
+        """After an insert that ends at `node`: number of tokens behind which nodes count a use. Nodes on the path to
+        `node` count a use if they end after this number of tokens. None: no node counts a use. is_chunk: True: the
+        prompt has further chunks to insert.
         """
         if self._counts_every_insert:
             return None if is_chunk else 0

@@ -126,7 +126,7 @@ class KvbmCache:
         self.pool.free([self.places.pop(key)])
 
     def _rest(self, key: int) -> None:
-        """Puts a block last in the order of eviction, unless a load reads the block."""
+        """If no load reads the block, makes the block evictable, and puts it last in the order of eviction."""
         if not self._readers.get(key):
             self._readers.pop(key, None)
             self.idle[key] = None

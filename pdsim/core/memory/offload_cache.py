@@ -33,7 +33,7 @@ class BlockCopy:
 
     request_id: int
     end: Node
-    """Last node of the host tree's path to the copied pages. The copy locks this node."""
+    """Last node on the path to the copied pages in the tree of host memory. The node is locked during the copy."""
     host_pages: tuple[int, ...]
 
 

@@ -302,8 +302,8 @@ class RadixCache:
         return freed
 
     def _evict_leaf(self, node: Node, num_lacking: int, leaving: Callable[[Node], None] | None) -> int:
-        """Frees the pages of an evictable leaf, and returns their number. num_lacking: number of pages that the caller
-        still lacks; a subclass may free only so many. leaving: called with the leaf before its eviction.
+        """Frees the pages of an evictable leaf. Returns their number. num_lacking: number of pages that the caller
+        lacks; a subclass may keep pages beyond this number. leaving: called with the leaf before its eviction.
         """
         parent = node.parent
         assert parent is not None

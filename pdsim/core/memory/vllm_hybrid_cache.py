@@ -71,7 +71,7 @@ class VllmHybridCache(KvCache):
     ) -> None:
         """pages_per_state: number of pages of one state. computes: True: the instance computes prompts. False: it
         decodes; a prompt's state arrives with its KV, no state is cached, and a cached prefix continues from any page
-        (kv_cache_manager.py:330). offload, chunks: host memory, as of KvCache.
+        (kv_cache_manager.py:330). The other arguments have the meaning that KvCache gives them.
         """
         super().__init__(pool, page_size, prefix_cache, offload=offload, chunks=chunks)
         self.pages_per_state = pages_per_state

@@ -54,10 +54,14 @@ class PromptMemory:
 
 
 class PromptMemories:
-    """The memories of all instances, with an index: instances by the first page of their prompts."""
+    """For each instance, the prompts that it has got (PromptMemory), and an index of the instances by the first page of
+    these prompts.
+    """
 
     def __init__(self, instance_ids: Iterable[str], num_tokens: int, page_size: int = PAGE_SIZE) -> None:
-        """num_tokens: size of each memory in tokens."""
+        """num_tokens: number of tokens that are remembered for each instance. page_size: number of tokens that are
+        compared together.
+        """
         self._num_tokens, self._page_size = num_tokens, page_size
         self._memories = {instance_id: PromptMemory(num_tokens, page_size) for instance_id in instance_ids}
         self._holders: dict[Hashable, set[str]] = {}

@@ -163,8 +163,9 @@ class RoleRouter:
         agent: int = 0,
     ) -> str:
         """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
-        up. A role with one instance has no choice, and asks no policy. session, agent: those of the request; session
-        -1: none. Raises PolicyError if the policy returns an unknown id.
+        up. If the role has one instance, no policy is asked. session, agent: numbers of the request's session and of
+        the agent within the session; session -1: the request has no session. Raises PolicyError if the policy returns
+        an unknown id.
         """
         self.now_ns = now_ns
         self.session = -1 if self._sessions is None else session_of(self._scope, session, agent)

@@ -76,7 +76,7 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Request:
-    """A request that has not ended at the client, or to which its prefill instance has not answered yet."""
+    """A request that the router keeps until neither its prefill nor its decode instance works on it any more."""
 
     arrival: m.Arrival
     """The client's message."""

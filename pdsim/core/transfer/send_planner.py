@@ -33,7 +33,7 @@ class RankPairLayout:
     page_bytes: int
     """KV bytes of one page, over all layers, that one prefill rank sends to one decode rank."""
     num_planes: int
-    """Number of arrays that a page is spread over. Each layer has K and V, or its latent and the key of its indexer."""
+    """Number of arrays with parts of a page: keys and values of each layer, or latents and the indexer's keys."""
     planes_per_layer: int = 1
     num_writers: int = 1
     """Number of prefill ranks that write to one decode rank."""

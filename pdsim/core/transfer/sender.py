@@ -190,8 +190,8 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[m.Command]:
-        """Answers the request's StopSending, if there was one. The caller knows that no unit of the request is under
-        way.
+        """Commands that answer the request's StopSending. Empty: no StopSending has arrived. To be called only while no
+        unit of the request is under way.
         """
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:

@@ -57,7 +57,9 @@ class Container(Pods):
     container.
     """
     framework: str | None = None
-    """The program of a part of a DynamoGraphDeployment: workers, such as dynamo.sglang, or the frontend."""
+    """What the container runs in a DynamoGraphDeployment: an engine's worker, such as dynamo.sglang, or the frontend.
+    None: the container is not of a DynamoGraphDeployment.
+    """
 
 
 _OF_IMAGES = {

@@ -70,9 +70,9 @@ class _Server:
 
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
-    """Imports files, or all files of folders. Raises ConfigError if the files start no server or cannot be one
-    scenario, and InputError if a file cannot be read. model, gpu: names in the catalog; None: the deployment must name
-    them.
+    """Imports a deployment from files, or from all files of folders. Returns the scenario, with lists of what was read,
+    ignored and assumed. model, gpu: names in the catalog; None: the deployment must name them. Raises ConfigError if
+    the files start no server, or if one scenario cannot describe all servers; InputError if a file cannot be read.
     """
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]

@@ -107,7 +107,9 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
 
 
 def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
-    """The servers in an orchestrator's file, and the orchestrator. Raises InputError if the file is wrong."""
+    """The server processes that an orchestrator's configuration file starts, and the orchestrator itself. process: the
+    orchestrator's command. config: content of the file. Raises InputError if the file is wrong.
+    """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
     orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_about_servers(config))
@@ -152,8 +154,8 @@ def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flags_of(options: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yields options as words of a command line. The name of an option inside a section is SECTION.OPTION. before:
-    beginning of the names, such as "SECTION.".
+    """Yields options as words of a command line. An option inside a nested mapping is named OUTER.INNER. before:
+    beginning of all names, such as "OUTER.".
     """
     for name, value in options.items():
         if isinstance(value, dict):
@@ -201,8 +203,8 @@ def roles_of(processes: Sequence[Process]) -> Roles:
 
 
 def finish(read: Read, role: str) -> None:
-    """Completes the fields of a server of this role: sizes that follow from one another, and defaults of
-    TensorRT-LLM.
+    """Completes the fields of a server of this role: converts sizes per rank to sizes per server, and adds defaults of
+    TensorRT-LLM. read: fields of the server so far, changed in place.
     """
     server, tp = read.server, read.server.get("tp", 1)
     if server.pop("attention_dp", False):

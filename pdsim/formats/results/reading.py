@@ -14,7 +14,9 @@ from pdsim.scenario.yaml_file import ConfigError
 
 class ImportedResult(NamedTuple):
     name: str
-    """Name of the result in the file. Without one: the name of the file, with a number if it has several."""
+    """Name that the file gives to the result. If the file gives none: the file's name, with a number if the file has
+    several results.
+    """
     tool: str
     """Name of the tool that wrote the file (Tool.name)."""
     summary: dict[str, Any]

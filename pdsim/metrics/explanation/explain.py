@@ -130,7 +130,7 @@ PARTS = {
     "decode compute": "decode computes a step of its batch",
     "decode wait": "between decode steps: retraction, prompts of other requests, host work",
 }
-"""Parts of a critical path in the order of a request's life, each with a text on why the request does not go on."""
+"""Parts of a critical path in the order of a request's life. Each text says what the request waits for in the part."""
 
 
 _NAMES = {

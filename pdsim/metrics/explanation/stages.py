@@ -68,8 +68,8 @@ AGGREGATED_STAGES: Stages = {
 
 
 ALL_STAGES: Stages = {"front_end": STAGES["front_end"], **ENCODE_STAGES, **STAGES}
-"""All stages of disaggregated requests, in the order of a request's life: the front end, the encoding of media, and
-those of STAGES. Aggregated requests have some of them.
+"""All stages of disaggregated requests, in the order of a request's life: the front end, the encoding of media, then
+the other stages of STAGES. Aggregated requests have some of these stages.
 """
 
 

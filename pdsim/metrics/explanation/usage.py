@@ -110,10 +110,10 @@ def _instance_usage(
 
 
 def _busy_ns(steps: Columns, window: Window) -> dict[str, int]:
-    """Time in ns that one instance computes in the window. Keys: prefill and decode. Times are those of the first
-    pipeline stage; later stages are equally busy.
+    """Time in ns that an instance computes in the window. Keys: prefill (with mixed steps and encoding) and decode.
+    steps: the records of the instance's steps. Only the first pipeline stage is counted; later stages are equally busy.
 
-    A mixed step has a row for prefill and a row for decode, and counts as prefill. Encoding counts as prefill, too.
+    A mixed step has two records, one of prefill and one of decode. Only the record of prefill counts.
     """
     is_prefill, starts_ns = ~steps.having("kind", "decode"), steps["start_ns"]
     is_single = steps["num_steps"] == 1

@@ -1,4 +1,6 @@
-"""Builds encode instances, the links of their embeddings, and the times of servers that encode media themselves."""
+"""Builds encode instances and the links on which embeddings move. For servers that encode images and audio themselves,
+gives the times of encoding.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

@@ -83,9 +83,10 @@ Agent = Sender | Receiver | DividedRequests
 
 
 def build_agents(scenario: Scenario) -> list[Agent]:
-    """New agents that move KV: a sender for each prefill instance, and with staging a receiver for each decode
-    instance. With encode instances, each instance that computes prompts also has an agent: a receiver of embeddings
-    (SGLang), or a proxy that has media encoded before a request goes on (vLLM).
+    """New agents for KV and embeddings. Each prefill instance has a sender of KV. With staging, each decode instance
+    has a receiver of KV. With encode instances, each instance that computes prompts has one more agent: in SGLang a
+    receiver of embeddings, in vLLM a proxy that lets encode instances encode a request's media before the request goes
+    on.
     """
     encoders = encode_ids(scenario)
     agents: list[Agent] = []

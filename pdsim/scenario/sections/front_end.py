@@ -61,7 +61,7 @@ class FrontEndSettings(Section):
 
     @property
     def ends(self) -> tuple[Self, Self]:
-        """This front end with the fastest, and with the slowest times of its kind."""
+        """This front end with the fastest times and with the slowest times that its kind (such as dynamo) may have."""
         assert self.kind is not None
         kind = KINDS[self.kind]
         times = ({**kind.usual, **end, "waits_for_prefill": self.waits_for_prefill} for end in (kind.fast, kind.slow))

@@ -89,7 +89,9 @@ def with_profile(data: Any, base: Path) -> Any:
 
 
 _Section = tuple[dict[str, Any], str, bool]
-"""A section of the scenario, its name in messages, and whether the profile has it."""
+"""Result of looking for one kind of settings in profiles: the section to write into the scenario, a name of the
+settings for messages, and True if a profile has them.
+"""
 
 
 def _cost_beside(cost: Any, files: Mapping[str, str]) -> dict[str, Any]:
@@ -197,8 +199,9 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
 
 
 def network_of_profile(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces `profile: FILE` by the network settings that were fitted for the transport. Fields that the scenario
-    gives next to `profile` take precedence. value, info: as for `_named`.
+    """Validator of the scenario's section `network`: replaces `profile: FILE` by the settings that were fitted for the
+    transport. Fields that the scenario gives next to `profile` take precedence. value: the section as given. info:
+    pydantic's, with the folder of relative paths.
     """
     if (named := _named(value, info)) is None:
         return value

@@ -55,7 +55,7 @@ class StorageSettings(Section):
     shared: bool = False
     """True: all instances share one store. False: each server has drives of its own."""
     drives: int = Field(default=1, ge=1)
-    """Number of drives of each server, or of the shared store. For a memory store: number of nodes that lend memory."""
+    """Number of drives of each server, or of the shared store. A store in memory: number of nodes that lend memory."""
     size: Size = 3_840_000_000_000
     """Capacity of one drive."""
     read_bandwidth: Bandwidth = Field(default=6.9e9, gt=0)

@@ -263,7 +263,7 @@ class Bar:
     """How much one field changes a metric. low, high: the smallest and largest relative change of the metric."""
 
     name: str
-    """Name of the field."""
+    """Name of the changed field."""
     low: float
     high: float
 

@@ -183,7 +183,9 @@ def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined
 
 
 def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """The rows that are printed first, with the value of each run. Rows for which no run has a value are left out."""
+    """The rows of KEY_FIELDS, which the terminal shows before all others, each with the values of the runs. Rows for
+    which no run has a value are left out.
+    """
     rows = [row for field in KEY_FIELDS for row in SUMMARY_ROWS if row.field == field]
     found = [(row, [row.value(summary) for summary in summaries]) for row in rows]
     is_optional = ("pdsim.retries", "pdsim.failed")

@@ -207,7 +207,9 @@ def _narrow(head: str) -> str:
 
 
 def _percentile(wanted: Slo | None) -> str:
-    """The percentile that the SLO limits, if summaries have it. Otherwise p99."""
+    """The percentile that the SLO's first term limits, such as p95. If there is no SLO, or summaries lack this
+    percentile: p99.
+    """
     asked = f"p{wanted.terms[0].percentile:.4g}" if wanted is not None else ""
     return asked if asked in STATISTICS else "p99"
 

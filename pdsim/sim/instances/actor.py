@@ -244,8 +244,8 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Runs the instance's control loop until it waits for a result or a message, and begins the steps that it
-        yields. answer: what the loop gets: result of the oldest step; None: another step may begin, or a wait is over.
+        """Begins each step that the instance's control loop chooses, until the loop waits for a result or a message.
+        answer: result of the oldest step under way; None: the loop may choose another step, or its wait has ended.
         """
         self._is_pausing = False
         if self._held:
@@ -335,7 +335,7 @@ class Actor(Driver):
             self._carry_out([unit])
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Copies KV of retracted requests to host memory or back. The loop waits for these copies."""
+        """Delays the next decode step by copies of retracted requests' KV. Carries out all other commands."""
         assert self._host_memory is not None
         others: list[m.Command] = []
         for command in commands:

@@ -81,8 +81,8 @@ class Rank(Actor):
         return isinstance(step, DecodeStep) and self._cost.pads(step.num_requests)
 
     def end_ns(self, step: Step, start_ns: int, expert_tokens: float) -> int:
-        """Time in ns at which the step would end if the rank were the slowest. expert_tokens: mean number of tokens
-        that a rank gives to the experts. The caller makes one call per step, in order.
+        """Time in ns at which the rank's step would end if no other rank took longer. expert_tokens: mean number of
+        tokens that a rank gives to the experts. To be called once per step, in the order of the steps.
         """
         duration_ns = self.duration_ns(step, start_ns, expert_tokens)
         is_decode = isinstance(step, DecodeStep)

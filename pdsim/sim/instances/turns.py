@@ -29,8 +29,8 @@ class StagedRank(Rank):
         self._turns = turns
 
     def choose(self) -> None:
-        """Chooses the rank's step for the server's next turn, as soon as the rank's host is free. In a turn, all ranks
-        choose a step of the same micro-batch.
+        """Chooses the rank's step for the server's next turn, as soon as the rank's host is free. A turn is the choice
+        of one step by each rank, all of the same micro-batch.
         """
         if self._host.is_busy:
             self._host.when_free(self._choose, None, self._order)

@@ -38,9 +38,10 @@ class HostExchange:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> None:
-        """moves, computing_ns: bytes and computing time of the whole forward, which are divided equally among num_parts
-        parts. overlaps: True: each part computes and exchanges at the same time. on_part: function called after each
-        part, with the number of finished parts and of all parts. on_end: function called after the last part.
+        """Divides a forward into num_parts equal parts. moves: bytes that the whole forward exchanges, each with the
+        path they take. computing_ns: computing time of the whole forward. overlaps: True: each part computes and
+        exchanges at the same time. on_part: called after each part with (number of finished parts, num_parts). on_end:
+        called after the last part.
         """
         self._timeline = timeline
         self._flows = flows

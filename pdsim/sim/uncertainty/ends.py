@@ -181,9 +181,9 @@ class _End:
 class _ForkedEnd(_End):
     """One end of a run's range (with the fastest or with the slowest step times), simulated in a forked process.
 
-    When the end's first requests have ended, the process sends their numbers (Part) to the parent, and waits. The
-    parent's judge answers with the end's numbers for the whole load, or with None; after None, the process simulates
-    the whole load. In both cases it then sends the end's numbers (_Found), and ends.
+    When the first requests have ended, the process sends their numbers (Part) to the parent, and waits for the answer
+    of the parent's judge: numbers extrapolated to the whole load, or None. After None, the process simulates the whole
+    load. At last the process sends the numbers for the whole load (_Found), and ends.
     """
 
     def __init__(self, end: _End) -> None:

@@ -9,8 +9,9 @@ from pdsim.metrics.summary_rows import RANGED_FIELDS
 from pdsim.sim.simulation import Simulation
 
 LEAST_REQUESTS = 1_000
-"""Minimum number of requests in a load's part, the first requests from which the whole load is estimated. Of 1,000
-values, the p99 is the tenth largest."""
+"""Minimum number of first requests from which the numbers of a whole load are estimated. Of 1,000 values, the p99 is
+the tenth largest.
+"""
 _SHARE = 0.15
 """Share of a load's requests that count as its first requests. Simulating them at both ends of a range costs 0.3 of the
 run's time."""

@@ -266,7 +266,9 @@ class Screen:
 
 
 def _attained(outcome: Outcome) -> list[str]:
-    """Says which share of the requests is within all limits, in total and for each class. Empty: not known."""
+    """One sentence in a list: the share of requests that meet all limits of the SLO, in total and for each class, and
+    the goodput. Empty: the outcome has no such share.
+    """
     if outcome.attained is None:
         return []
     of_classes = ", ".join(f"{name or 'no class'} {one.share:.2%}" for name, one in outcome.classes.items())

@@ -90,8 +90,8 @@ class PointResult:
         return self.estimated(lambda run: run.row[name] or 0.0)
 
     def estimated(self, read: Callable[[Replication], float]) -> Estimate:
-        """Estimate of the number that `read` takes from each run: the mean over seeds, or for a single run its value
-        and the change over repetitions.
+        """Estimate of the number that `read` takes from each run. With one run per seed: the mean over the seeds. If a
+        single run was repeated: the number of the run, and the largest change of the number in the repetitions.
         """
         found = [read(run) for run in self.replications]
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)

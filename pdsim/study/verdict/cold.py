@@ -15,8 +15,8 @@ experiments/sglang-h200 stalled for 41 ms and more.
 _FEWEST_LATER = 8
 """Minimum number of requests after the first ones. With fewer requests, the usual delay of warm servers is unknown."""
 _USUAL = 0.9
-"""The first requests count as cold if their median delay exceeds the delays of at least this share of the later
-requests.
+"""Share of the later requests. The first requests count as cold only if their median delay is greater than the delay of
+at least this share of the later requests.
 """
 
 
@@ -29,9 +29,9 @@ class ColdWave:
     num_requests: int
     """Number of requests that were sent before any request had ended."""
     late_ns: int
-    """Median delay in ns of the ends of the requests that were sent before any had ended, minus the median delay of
-    those sent later. A stall of a decode server delays the first token of some requests and later tokens of others, so
-    TTFT and TPOT are not told apart.
+    """How much later in ns the first requests ended, by median delay, than requests that were sent after the first end.
+    A stalled decode server delays the first token of some requests and later tokens of others, so TTFT and TPOT are not
+    told apart.
     """
 
 

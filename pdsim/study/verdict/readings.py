@@ -133,7 +133,9 @@ class Times:
         return interpolated(percent, len(ranked), ranked.__getitem__) if ranked else 0.0
 
     def within(self, limits_ms: Sequence[tuple[str, float]]) -> Any:
-        """Array: True for finished requests that keep all of these limits (metric, limit in ms)."""
+        """Array with an entry for each finished request: True if the request keeps all limits. limits_ms: pairs of
+        (metric, limit in ms).
+        """
         kept = self.has_tpot | True
         for metric, limit_ms in limits_ms:
             kept = kept & (self.by_metric[metric] <= limit_ms)

@@ -1,4 +1,6 @@
-"""Makes the section `llama` of a catalog entry: details of a model that only real mode needs."""
+"""Reads a checkpoint's config.json for details of a model that only real mode needs. They become the section `llama` of
+the model's file in the catalog.
+"""
 
 from collections.abc import Mapping
 from typing import Any

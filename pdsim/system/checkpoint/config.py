@@ -100,9 +100,9 @@ class Config:
         return [name for name in self._fields if re.search(pattern, str(name))]
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """Value of the first field of `names` that the file has. A name may be a key of NAMES. default: value if the
-        file has none of the fields; None: raises EntryError. Also raises EntryError unless the value is a whole number
-        from 0 on.
+        """Value of the first of the given fields that the file has. A name that is a key of NAMES stands for several
+        fields. default: value if the file has none of the fields; None: raises EntryError. Also raises EntryError
+        unless the value is a whole number from 0 on.
         """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:

@@ -27,8 +27,8 @@ models/qwen3_omni_moe.py:223)."""
 
 
 def encoder_of(config: Config) -> dict[str, Any]:
-    """The image encoder of a model, as fields of VisionEncoder. Empty: the model has none, or `vision_config` lacks a
-    size that pdsim needs. Encoders that do not merge patches as Qwen's do lack such sizes.
+    """The image encoder of a model, as fields of VisionEncoder. Empty: the model has no image encoder, or
+    `vision_config` lacks a size that pdsim needs, as for encoders that do not merge patches in Qwen's way.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):

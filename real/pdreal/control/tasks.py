@@ -15,9 +15,11 @@ class StateUse(NamedTuple):
     own: int
     """Slot for the state after the chunk."""
     tracked: int = 0
-    """Slot for the state after the chunk's first tracked_tokens. 0: no such state is kept."""
+    """Slot in which the forward also saves the state after only the first tracked_tokens tokens of the chunk. 0: the
+    forward saves no second state.
+    """
     tracked_tokens: int = 0
-    """Number of first tokens of the chunk that the state in slot `tracked` has seen."""
+    """Number of tokens of the chunk, from its first, after which the state is saved in the slot `tracked`."""
 
 
 class PrefillInput(NamedTuple):

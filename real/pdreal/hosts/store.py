@@ -37,9 +37,9 @@ class Store:
         """Address of the master. None: it is not started."""
 
     async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
-        """Starts the master and the lenders. num_drives: number of lenders, each of which stands for one drive of the
-        scenario. drive_bytes: memory that each lends. address: where other hosts reach this host. Raises LaunchError if
-        this host lacks the memory, or a process does not start in time.
+        """Starts Mooncake's master and num_drives processes that lend memory, one for each drive of the scenario.
+        drive_bytes: memory that each process lends. address: address of this host for other hosts. Raises LaunchError
+        if this host lacks the memory, or a process does not start in time.
         """
         free = free_host_bytes()
         if num_drives * drive_bytes > free:

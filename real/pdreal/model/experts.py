@@ -31,8 +31,9 @@ def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 
 def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
-    """Returns the weighted sum of the outputs of this rank's experts, [tokens, hidden]. shares, experts: as `route`
-    returns them. Rows of x may be tokens of other ranks.
+    """Returns for each row of x (the hidden state of a token) the weighted sum of the outputs of those chosen experts
+    that this rank holds, [tokens, hidden]. shares: weights of each token's experts, [tokens, active experts]. experts:
+    their ids, [tokens, active experts].
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415

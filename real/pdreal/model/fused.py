@@ -31,7 +31,7 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """Adds one token to the residual in place, and writes the normalised sum to out."""
+    """For one token: adds x to the residual in place, and writes the normalised sum, multiplied by weight, to out."""
     wait_for_earlier()
     column = tl.arange(0, PADDED)
     live = column < SIZE

@@ -17,7 +17,7 @@ _FEW_TOKENS = 128
 """Maximum number of tokens for which the kernel reads the e4m3 matrix directly. For more tokens, widening the matrix
 first is faster."""
 _COLUMNS = 64
-"""Number of outputs that one program computes: the minimum for tensor cores of an H200 with few tokens."""
+"""Number of outputs that one Triton program computes. With few tokens, tensor cores of an H200 need at least 64."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384
 """Maximum number of parts into which inputs are divided, and of programs: as many as an H200 runs at once."""
 

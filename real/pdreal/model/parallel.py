@@ -61,7 +61,7 @@ class TensorParallel:
     # What a rank holds.
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ModelError unless the model divides evenly among the ranks."""
+        """Raises ModelError if the ranks cannot divide the model's heads, vocabulary, inner sizes or experts evenly."""
         sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
         sizes += [("intermediate size", size) for size in config.mlp_sizes]
         if (delta := config.llama.delta) is not None:
@@ -111,8 +111,8 @@ class TensorParallel:
         return x
 
     def sum_scatter(self, x: Tensor) -> Tensor:
-        """Adds up x, [rows, columns], over all ranks. Returns this rank's share of the summed rows; all shares are
-        equal.
+        """Adds up x, [rows, columns], over all ranks, and divides the rows of the sum equally among the ranks. Returns
+        this rank's rows.
         """
         part = x.new_empty(len(x) // self.size, *x.shape[1:])
         _reduce_scatter(part, x.contiguous())

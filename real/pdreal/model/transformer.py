@@ -3,8 +3,8 @@ keys and values are kept.
 
 embedding -> layers: [norm, QKV, rotate, attend, output] + [norm, gate and up, SiLU, down] -> norm -> logits -> token
 
-In a model with experts, a router chooses experts for each token, and they take the place of a layer's second half.
-With latent attention the cache has one latent for each token in place of keys and values.
+In a model with experts, a router chooses experts for each token, which replace gate, up, SiLU and down. With latent
+attention the cache has one latent for each token in place of keys and values.
 """
 
 from collections.abc import Sequence

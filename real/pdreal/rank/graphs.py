@@ -202,7 +202,9 @@ class DecodeGraphs(_Graphs):
         return batch.tokens, batch.num_kv_tokens, *zip(*batch.states, strict=True)
 
     def _change_tables(self, batch: DecodeBatch) -> list[int]:
-        """Changes page tables on the host. Returns the indices of the page tables that changed."""
+        """Writes the batch's changes into the page tables in host memory. Rows that no request uses any more get
+        scratch pages. Returns the indices of the changed page tables.
+        """
         *_, page_tables = self._on_host
         for row, start, pages in batch.changes:
             page_tables[row, start : start + len(pages)] = pages
@@ -285,8 +287,8 @@ class _ChunkInputs:
         self._device.copy_(self._host, non_blocking=True)
 
     def of(self, size: int) -> "Chunks":
-        """Returns the inputs of a graph. size: the graph's, in tokens. Sequences and chunks beyond those of the last
-        upload have no tokens.
+        """Returns the inputs of the graph for `size` tokens. The graph has room for more sequences and chunks than the
+        last upload filled; the others have no tokens.
         """
         from pdkernels.delta import Chunks  # noqa: PLC0415
 

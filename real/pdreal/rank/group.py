@@ -50,7 +50,8 @@ class ComputedTokens(NamedTuple):
     logprobs: Sequence[Logprobs | None] = ()
     """Log probabilities of each token; empty if no request asks for them."""
     seeds: Sequence[Seed] = ()
-    """For each chunk: the first proposal and the hidden state from which drafting begins; empty if there are no drafts.
+    """For each chunk: a first draft token and a hidden state, from which the draft model goes on. Empty: the rank makes
+    no drafts.
     """
 
 
@@ -305,7 +306,9 @@ class Follower:
     def __init__(
         self, leader: str, channel: Channel, threads: RankThreads, fail: Callable[[BaseException], None]
     ) -> None:
-        """leader: name of the leader's process. fail: called with the error if the rank cannot continue."""
+        """leader: name of the leader's process. channel: receives the leader's tasks and sends answers. threads: the
+        rank's threads, which carry out the tasks. fail: called with the error if the rank cannot continue.
+        """
         self._leader = leader
         self._channel = channel
         self._threads = threads

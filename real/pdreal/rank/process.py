@@ -134,8 +134,8 @@ class Rank:
         greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, instance_ids: list[str], number: int) -> None:
-        """Connects each thread to new instances, then tells the launcher. Other work continues meanwhile. number:
-        number of the Peers notice that named these instances.
+        """Lets all threads of the rank connect to instances (_threads.greet), one instance after another, then tells
+        the launcher. Other work continues meanwhile. number: number of the Peers notice that named the instances.
         """
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):

@@ -115,7 +115,7 @@ class ModelRunner:
         drafter: Drafter | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """A GPU captures its decode steps and short forwards here, which takes seconds.
+        """On a GPU, captures CUDA graphs of decode steps and short forwards, which takes seconds.
 
         num_pages: number of pages of the KV pool. page_size: number of tokens of a page. allocate: makes the cache's
         memory, of the given number of bytes; None: torch allocates the memory. layer_groups: number of groups of layers
@@ -262,9 +262,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns for each sequence,
-        one after another: its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's
-        choice, else 0.
+        """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns three lists for
+        each sequence, all joined into one: the drafts; the target model's choices; and for each draft 1 if the draft is
+        nearly the target's choice, else 0.
         """
         wait_for_engines(self.model.device)
         if self._graphs is not None:

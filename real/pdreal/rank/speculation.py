@@ -27,7 +27,7 @@ class _State:
     begun.
     """
     drafted: Drafted = NO_DRAFTS
-    """Numbers of drafts that steps have accepted so far."""
+    """Counts of the sequence's drafts so far: accepted, and of these equal to the target model's choice."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ class Speculation:
         return cls(acceptance.draft_tokens, lambda i: acceptance.stream(streams.named(f"accepted/{i}")))
 
     def keep_seed(self, request_id: int, seed: Seed | None) -> None:
-        """Keeps the seed that a prefill forward made for the drafts of a sequence. None: drafting begins with zeros."""
+        """Keeps the first draft token and the hidden state (Seed) from a sequence's prefill forward, with which
+        drafting begins. None: drafting begins with zeros.
+        """
         self._states.setdefault(request_id, _State()).seed = seed
 
     def seed(self, request_id: int) -> Seed | None:

@@ -233,7 +233,9 @@ def _key_check(service: Service) -> Middleware:
 
 
 class ServerState:
-    """Endpoints that report on the server or change it. They generate no tokens."""
+    """HTTP endpoints for models, metrics, caches and instances. They report on the server or change its state, and
+    generate no tokens.
+    """
 
     def __init__(self, service: Service) -> None:
         self._service = service

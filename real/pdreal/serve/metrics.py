@@ -90,7 +90,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters of one server. Gauges are read from instances when metrics are requested."""
+    """Counters and histograms of one server. Gauges are read from the instances each time metrics are requested."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'

@@ -1,4 +1,6 @@
-"""The service behind all endpoints, and the way of one request from an endpoint to the cluster and back."""
+"""The service behind all HTTP endpoints: passes an endpoint's request to the cluster, and the generated tokens back to
+the endpoint.
+"""
 
 import asyncio
 import time

@@ -63,7 +63,9 @@ class Tokenizer:
         return self.encode("".join(f"{role}: {content}\n" for role, content in messages) + "assistant:")
 
     def _spelled_out(self, text: str) -> Iterator[tuple[int, int, int]]:
-        """Yields start, end and token of each token that the text spells out as its number, such as <0x00> or <312>."""
+        """Finds tokens that the text writes as numbers, such as <0x00> or <312>. Yields (start in the text, end in the
+        text, token id) for each.
+        """
         for match in re.finditer(SPELLED_OUT, text):
             token = int(match[0][1:-1], 16 if match[0].startswith("<0x") else 10)
             if token < self.vocab_size and piece(token) == match[0]:

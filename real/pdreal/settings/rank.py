@@ -37,7 +37,7 @@ class RankSpec:
     rank: int
     """Index of the rank in its instance. Rank 0 leads."""
     life: int
-    """Number of times that the instance was started before."""
+    """Number of times that the instance was started before this start. 0: this is the first start."""
     slot: int
     """Index of the rank among all ranks of its host. The rank gets the host's GPU with this index, modulo the number of
     GPUs."""
