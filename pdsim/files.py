@@ -177,8 +177,8 @@ def _new_folder(folder: Path, own: Collection[str]) -> Iterator[Path]:
 
 @contextmanager
 def _written_alone(folder: Path) -> Iterator[None]:
-    """Context that holds a lock on a folder, without a file in it. Raises ForeignFileError if another process holds the
-    lock. Does nothing on file systems that lock no folders.
+    """Context that locks the folder itself, without a lock file. Raises ForeignFileError if another process holds the
+    lock. Does nothing on file systems that cannot lock folders.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,9 +1,9 @@
 """Gated delta nets over states in slots: one token of each sequence (decode), or chunks of several (prefill).
 
-Both compute pdreal.model.delta's recur and scan. Decode reads and writes each state once; with 128 x 128 states in fp32
-these bytes are nearly all its traffic. Prefill works as SGLang (kernels/ops/attention/fla/chunk.py): it solves all
-chunks of 64 tokens at once (prepare), goes from chunk to chunk with a part of the state in registers (scan), then
-computes the outputs of all chunks at once. Slot 0 belongs to nobody.
+Decode computes the same as `recur` in pdreal.model.delta, prefill the same as `scan`. Decode reads and writes each
+state once; with 128 x 128 states in fp32 these bytes are nearly all its traffic. Prefill works as SGLang
+(kernels/ops/attention/fla/chunk.py): it solves all chunks of 64 tokens at once (prepare), goes from chunk to chunk with
+a part of the state in registers (scan), then computes the outputs of all chunks at once. No sequence uses slot 0.
 """
 
 from collections.abc import Sequence

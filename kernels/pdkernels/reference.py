@@ -157,7 +157,8 @@ def latent_decode_reference(
     query: torch.Tensor, latents: torch.Tensor, slots: Sequence[torch.Tensor], rank: int, scale: float
 ) -> torch.Tensor:
     """Returns the attention of one new token per sequence to the latents in the sequence's slots, [batch, query_heads,
-    rank], in float64.
+    rank], in float64. slots: for each sequence, the slots of its tokens. rank: width of the part of a latent that
+    serves as value. scale: factor on the scores.
     """
     out = query.new_zeros(*query.shape[:2], rank)
     for row, own in enumerate(slots):

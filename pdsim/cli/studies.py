@@ -209,7 +209,7 @@ def prices_of(gpus: Iterable[str]) -> dict[str, float]:
 _MAX_PRICE = 1e9
 """Largest price of a GPU-hour. Prices of clusters must stay finite."""
 _LOAD = ("workload", "client", "seed")
-"""Fields that a plan must not vary, because they change the load, and clusters are compared under one load."""
+"""Fields that a plan must not vary, because they change the load. A plan compares clusters under one load."""
 _ROLES = ("prefill", "decode", "aggregated", "encode")
 """Sections of a scenario that `pdsim plan` writes for each candidate cluster, so the user may not set them as a whole.
 """

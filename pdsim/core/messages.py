@@ -650,7 +650,7 @@ class PrefetchKv:
     """Host pages to read into, in the prompt's order. Empty with LMCache: the instance allocates host pages when the
     reads have ended."""
     least_pages: int
-    """If storage has fewer than this number of the pages, it reads none of them."""
+    """If storage has fewer than this number of the prompt's pages from start_tokens on, none of them is read."""
     most_pages: int
     """Maximum number of pages to read."""
 

@@ -50,7 +50,9 @@ class NoOperatorTablesError(ValueError):
 
 
 class AiConfiguratorModel:
-    """Cost model that reads aiconfigurator's operator tables for one layout."""
+    """Cost model that reads aiconfigurator's operator tables for one layout of a server (GPU, data types and parallel
+    sizes).
+    """
 
     def __init__(self, settings: "AiConfigurator", engine: Any) -> None:
         self._settings = settings

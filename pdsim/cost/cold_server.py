@@ -36,7 +36,9 @@ class ColdServer:
     instance's decode steps, and pages that are freed in front of the list.
     """
     _compiled: set[tuple[int, int]] = field(init=False, default_factory=set)
-    """Kernels of forwards: number of prompts, rounded up to a power of two, and variant."""
+    """Kernels that forwards have compiled. A kernel is (number of prompts, rounded up to a power of two; index of its
+    variant).
+    """
     _decode_steps: Counter[int] = field(init=False, default_factory=Counter)
     """Number of decode steps since the start. Keys: number of requests, rounded up to a power of two."""
 

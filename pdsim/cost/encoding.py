@@ -28,8 +28,8 @@ class EncoderTimes:
         self._launch_ns = rates.prefill_layer_ns * encoder.num_layers
 
     def ns(self, item_tokens: Sequence[int]) -> int:
-        """Duration in ns of one forward over several images or audio clips, at least 1. item_tokens: prompt tokens of
-        each image or clip; empty: the duration is 0.
+        """Duration in ns of one forward over images or audio clips. item_tokens: prompt tokens of each image or clip.
+        Without items the duration is 0, otherwise at least 1.
         """
         if not item_tokens:
             return 0

@@ -92,9 +92,9 @@ class HostTraffic:
         return self._seen_ns(self.prefill.ns(num_tokens, routed), computing_ns)
 
     def decode_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns that exchanges on idle links add to a decode step. num_tokens: tokens that the instance computes.
-        routed: num_tokens times the busiest GPU's expert load, relative to the mean load. computing_ns: duration of the
-        step without exchanges and without reading KV.
+        """Time in ns by which the exchange of tokens between hosts prolongs a decode step, if no other transfer uses
+        the links. num_tokens: tokens that the instance computes. routed: num_tokens times the busiest GPU's expert
+        load, relative to the mean load. computing_ns: duration of the step without exchanges and without reading KV.
         """
         return self._seen_ns(self.decode.ns(num_tokens, routed), computing_ns)
 

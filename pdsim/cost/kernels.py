@@ -27,12 +27,13 @@ _KEEP_CLOCK = frozenset({"h20", "h20-3e", "rtx-4090", "rtx-5090"})
 """GPUs with less than 0.5 nominal TFLOP/s in bf16 per watt of board power. Their clock stays high under matrix
 products. Matrix products therefore reach a larger share of nominal FLOP/s than on other GPUs."""
 _SAME_RATE = frozenset({"fp8", "whole fp8"})
-"""Kinds of experts of which all measured GPUs compute similar numbers of operations per second, 0.7 to 1.3 PFLOP/s (but
-for whole experts of GB200, 3.0), and not similar shares of nominal operations, 0.15 to 1 (experiments/operators)."""
+"""Kinds of experts whose operations per second are similar on all measured GPUs: 0.7 to 1.3 PFLOP/s (whole experts on
+GB200: 3.0). Their shares of the GPUs' nominal rates differ: 0.15 to 1 (experiments/operators).
+"""
 _COVERED = 0.5
-"""An unmeasured GPU gets a range of values around the median of the measured GPUs. The range is just so wide that, if
-measured GPUs count as unmeasured one after another, this share of their values lies in the range. Differences between
-servers (KERNELS_SPREAD) widen the range further.
+"""An unmeasured GPU gets a range of values around the median of the measured GPUs. The range has the smallest width
+that contains this share of the measured GPUs' values, when each measured GPU in turn is treated as unmeasured.
+Differences between servers (KERNELS_SPREAD) widen the range further.
 """
 MOST_REDUCED = 8
 """Largest number of GPUs whose all-reduces were measured."""

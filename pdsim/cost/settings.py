@@ -139,8 +139,10 @@ class Kernels:
     experiments/default-cost.
     """
     latent_expert_prefill_layer_ns: float = 2_200_000
-    """Addition to prefill_layer for each layer that has experts, if the model has latent attention and experts in fp8
-    or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv)."""
+    """Time in ns that each layer with experts adds to the field prefill_layer, if the model has latent attention and
+    experts in fp8 or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200
+    (experiments/default-cost/launches.csv).
+    """
     decode_layer_ns: float = 44_000
     """Fixed time of one layer in a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a step takes 5.08 ms
     on the GPU, including 3.5 ms for reading weights as this cost model times it."""

@@ -62,7 +62,7 @@ class SwapCosts:
 
     def usual_ns(self, num_requests: int, context_tokens: float, computing_ns: int) -> int:
         """Time in ns by which copies prolong a step without new requests. context_tokens: KV tokens of each request.
-        computing_ns: as in step_ns.
+        computing_ns: duration of the step without the time of reading KV.
         """
         num_long = num_requests if context_tokens > self.buffer_tokens else 0
         step = HiSparseStep(0, (), (), num_requests, 0, 0, 1, 0, 0, num_long, num_requests)

@@ -131,8 +131,8 @@ def read_page(path: Path) -> Page:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Yields the samples of a text in Prometheus's format. Left out are other lines, ranks that repeat the numbers of
-    rank 0, and those endpoints of Dynamo's workers that generate no tokens.
+    """Yields the samples of a text in Prometheus's format. Skips other lines, samples of ranks that repeat the numbers
+    of rank 0, and samples of Dynamo endpoints other than `generate`.
     """
     for line in text.splitlines():
         found = _SAMPLE.match(line.strip())

@@ -219,8 +219,8 @@ _SAID = (
 
 
 def _only_resolved(role: str, name: str) -> Check:
-    """Makes a rule for a field of SGLang's servers that has a value in every run folder. The rule refuses values other
-    than the value that the folder gets if the scenario has none.
+    """Makes a rule for a field of SGLang's servers that every run folder fills in. The rule accepts None and the value
+    that pdsim fills in by itself, and refuses all other values.
     """
 
     def refusal(value: Any, scenario: Scenario) -> str | None:

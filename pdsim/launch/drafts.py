@@ -9,7 +9,7 @@ from pdsim.system.catalog import load_model
 
 
 def draft_flags(made: Launch, scenario: Scenario) -> Flags:
-    """Options for speculative decoding. Adds a note to the launch if the draft model has a checkpoint of its own."""
+    """Options for speculative decoding. Adds a note to `made` if the user must name the checkpoint of the draft model."""
     decoding = scenario.servers[1]
     if decoding.acceptance is None:
         return []

@@ -20,8 +20,8 @@ class _Row(NamedTuple):
     """
 
     lead_ns: int
-    """Gap in ns before the first step's token, for requests that were in the batch before. Equal to first_ns unless
-    these requests paused.
+    """Gap in ns before the token of the row's first step, for requests that were in the batch before. Equal to first_ns
+    unless these requests paused.
     """
     first_ns: int
     growth_ns: float
@@ -37,7 +37,7 @@ class _Stay(NamedTuple):
     rows: list[_Row]
     begin: int
     lead_ns: int
-    """Time in ns from the request's last token before the stay to its first token in the stay."""
+    """Time in ns from the request's last token before it joined the batch to its first token in the batch."""
 
 
 class OwnGaps:
@@ -80,7 +80,8 @@ class OwnGaps:
         rows.append(_Row(others_ns, row.first_ns, row.growth_ns, row.num_steps))
 
     def on_verified(self, step: DecodeStep, row: StepRecord, gaps_ns: Sequence[int], verified: Verified) -> None:
-        """Adds a decode step that verified drafted tokens. row: its record.
+        """Adds a decode step that verified drafted tokens. row: record of the step. verified: the requests' numbers of
+        new tokens.
 
         gaps_ns: for each request in batch order, the time since its last token. The request's new tokens share this
         time equally.

@@ -35,7 +35,7 @@ class RequestRecord:
     prefill_start_ns: int | None = None
     """Time when the request's first forward began."""
     prefill_end_ns: int | None = None
-    """Time when the request's last forward ended."""
+    """Time when the request's last prefill forward ended."""
     transfer_start_ns: int | None = None
     """Time when the request's first transfer unit left the queue."""
     transfer_end_ns: int | None = None

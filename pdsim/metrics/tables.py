@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
     columns: Sequence[str]
     values: Sequence[str]
-    """For each column: the path of the attribute that a record has for it."""
+    """For each column: path of the record's attribute that the column contains."""
     hints: Mapping[str, Any]
     make: Callable[..., Any]
     """Makes a record from the values of a row."""

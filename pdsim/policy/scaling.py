@@ -24,7 +24,7 @@ class LoadThresholds:
     decode_kv_scale_up: float = 0.9
     """A decode server is added if more than this share of decode's pages is in use."""
     decode_kv_scale_down: float = 0.5
-    """A decode server is removed if less than this share of decode's pages is in use."""
+    """If the share of used pages on decode is below this value, one decode server is removed."""
     keep_servers: bool = False
     """True: servers change their roles, but no server starts or stops."""
 

@@ -19,8 +19,8 @@ class TokenSequence(Protocol):
         """Returns the key of the page of tokens [start, start + size). Pages of equal tokens have equal keys."""
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
-        """Number of equal tokens from position `start` of this sequence, and position other_start of the other
-        sequence, up to the first difference.
+        """Compares this sequence from position `start` with the sequence `other` from position other_start. Returns the
+        number of equal tokens before the first difference.
         """
 
     def then(self, other: Any) -> "TokenSequence":
@@ -284,8 +284,8 @@ class RoutingView(Protocol):
         """
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of tokens of routed prompts that this instance still has to compute. Excludes tokens that the router
-        took as cached when it sent their prompt.
+        """Number of prompt tokens that this instance still has to compute for routed requests. Excludes tokens that the
+        router assumed to be cached when it routed the request.
         """
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:

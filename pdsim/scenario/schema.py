@@ -122,8 +122,9 @@ SHORTHANDS = {"router": by_role, "cost": by_role, "corner": of_all_groups, "fron
 
 
 def with_kv_of_checkpoint(data: Any) -> Any:
-    """Returns a scenario's plain data, with the KV data type that the model's checkpoint names if `kv_dtype` is
-    missing. Engines do so with --kv-cache-dtype auto. Other data is returned unchanged.
+    """Returns a scenario's plain data. If `kv_dtype` is missing, fills in the KV data type that the model's checkpoint
+    names, as engines do with --kv-cache-dtype auto. Returns the data unchanged if the checkpoint names no type, or the
+    model is not in the catalog.
     """
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, str) or "kv_dtype" in data:
@@ -384,7 +385,9 @@ class Scenario(Section):
 
     @property
     def at_corner(self) -> "Scenario":
-        """This scenario with the step times that its field `corner` asks for, and without that field."""
+        """A copy of this scenario with the step times at the ends of ranges that its field `corner` names, and without
+        the field `corner`.
+        """
         if not self.corner:
             return self
         update: dict[str, Any] = {"corner": None, "cost": self.cost.at(self.corner)}

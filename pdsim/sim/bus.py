@@ -69,8 +69,8 @@ class Timeline:
         return alarm
 
     def run_all(self) -> None:
-        """Runs all alarms, as SimPy's run does. SimPy's own loop is not needed, because all events here are alarms, and
-        none can fail.
+        """Calls the callbacks of all alarms in order of time, until no alarm is left. SimPy's own loop is not needed,
+        because all events here are alarms, and none can fail.
         """
         queue: list[tuple[int, EventPriority, int, Alarm]] = self._queue
         while queue:

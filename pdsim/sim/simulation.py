@@ -63,8 +63,8 @@ UNOBSERVED = Observation()
 
 
 def simulate(scenario: Scenario, observation: Observation = UNOBSERVED, *, single_steps: bool = False) -> RunResult:
-    """Simulates a scenario to its end. single_steps: True: simulates each decode step alone, which is slower and gives
-    the same result.
+    """Simulates a scenario to its end. observation: observers of the run, which do not change the run. single_steps:
+    True: simulates each decode step alone, which is slower and gives the same result.
     """
     return Simulation(build(scenario), observation, single_steps=single_steps).run()
 

@@ -21,8 +21,8 @@ class Server(NamedTuple):
 
 def label_of(roles: Sequence[Server], counts: Sequence[int], *, names_gpu: bool) -> str:
     """Name of a cluster, such as "3P1D of TP4 on h100". roles: the servers of each role. counts: number of servers of
-    each role; empty: the name is that of the family of clusters with these servers. names_gpu: True: the name has the
-    GPU. If the roles have different GPUs, the name always has all of them.
+    each role; empty: the name has no numbers, and stands for all clusters of these servers. names_gpu: True: the name
+    has the GPU. If the roles have different GPUs, the name always has the GPU of each role.
     """
     letters = ("P", "D") if len(roles) == 2 else (" aggregated",)  # noqa: PLR2004
     numbers: Sequence[Any] = counts or ("",) * len(roles)

@@ -1,4 +1,6 @@
-"""Details of architectures that only real mode needs. Cost models do not use them."""
+"""Details of model architectures: RoPE, gates, routing and linear attention. Only real mode needs these details; cost
+models do not use them.
+"""
 
 from pdsim.dataclass import dataclass
 

@@ -57,7 +57,7 @@ class TokenBytes(NamedTuple):
     whole: int
     """Bytes in layers that keep a token's KV until its request ends."""
     window: int
-    """Bytes in layers that keep KV only for a request's last tokens."""
+    """KV bytes of one token in layers that keep KV only for a request's last tokens."""
 
 
 class DcpRules(NamedTuple):

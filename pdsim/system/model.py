@@ -165,7 +165,7 @@ class LatentAttention:
 
     @property
     def window_tokens(self) -> int:
-        """Maximum number of tokens that a token attends to in layers with a limit."""
+        """Maximum number of tokens that a token attends to, in layers that limit this number."""
         return self.sparse_tokens
 
     @property
@@ -279,7 +279,8 @@ class ModelSpec:
     included."""
     num_params_in_bf16: float = 0
     """Number of layers' parameters that stay in bf16 in the model's checkpoint. Embeddings and output projection are
-    not included. For fp4, num_params_wider_than_fp4 is used."""
+    not included. Not used for fp4 weights: see the field num_params_wider_than_fp4.
+    """
     kv_dtype: KvDtype | None = None
     """Data type of KV that the checkpoint names. None: the checkpoint names none."""
     tied_embeddings: bool = False

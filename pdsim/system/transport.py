@@ -66,9 +66,9 @@ class Transport:
     """With serial: time in ns for which one worker posts descriptors before the next worker posts. 0: a worker posts
     all its descriptors at once."""
     loop_turn_ns: int = 0
-    """Time in ns that the scheduler's loop of the prefill rank runs after each round, in which every posting worker has
-    one turn of turn_ns. No worker posts meanwhile. descriptor_ns already includes these waits of a worker that posts
-    alone. 0: workers never wait for the loop.
+    """The workers of a prefill rank post descriptors in rounds: each posting worker has one turn of turn_ns, then the
+    rank's scheduler loop runs for this time in ns, and no worker posts. descriptor_ns already includes these waits of a
+    worker that posts alone. 0: workers never wait for the loop.
     """
     slows_prefill: float = 0.0
     """Share of a transfer's duration by which forwards become longer on the GPU whose memory the transfer reads."""

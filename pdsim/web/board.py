@@ -124,7 +124,7 @@ class Board:
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
         """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, with as many
-        GPUs as the model needs. Without a scenario file, the GPU is one that has a price.
+        GPUs as the model needs. Without a scenario file: a GPU whose price is known.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)

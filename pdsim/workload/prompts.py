@@ -87,7 +87,7 @@ PROMPTS = (
 )
 """Names of fields with the text of a prompt. The first field that a record has is used."""
 WHOLE = ("messages", "conversation")
-"""Names of fields whose text in a later turn contains the whole conversation so far."""
+"""Names of trace fields that, in a later turn, contain the whole conversation so far."""
 ANSWERS = ("completion", "response", "answer", "output", "chosen", "generated_text", "choices")
 _IN_THE_BODY = ("body", "request", "payload", "endpointInput", "captureData", "kwargs", "data")
 """Names of fields that contain the request that was sent, as an object or as JSON text."""

@@ -10,7 +10,9 @@ from pdsim.dataclass import dataclass
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
 SAID_BY_VALUE = None
-"""Unit of times whose unit the field name does not tell. The values of the times tell it."""
+"""Stands in place of a unit for time fields whose name does not imply a unit. For these fields, the size of the values
+decides the unit.
+"""
 
 
 @dataclass(frozen=True, slots=True)

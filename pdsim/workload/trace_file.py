@@ -299,9 +299,9 @@ def _first_line(file: IO[str]) -> str:
 
 
 def _is_whole(line: str) -> bool:
-    """True if a file's first line is a record of JSON lines: an object that does not itself hold a list of records. A
-    line that was cut at LONGEST_LINE characters counts as such a record, and so does a wrong line that ends with a
-    brace.
+    """True if a file's first line is one record of JSON lines: a JSON object that does not hold a list of records. Also
+    true for a line that was cut at LONGEST_LINE characters, and for a line that ends with a brace but is not valid
+    JSON.
     """
     if not line.startswith("{"):
         return False

@@ -344,7 +344,7 @@ def _tells_prompt(line: Line) -> bool:
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """True if a turn's prompt is shorter than prompt and output of the turn before: lengths are of new input."""
+    """True if lengths count only new input: some prompt is shorter than the turn before with its output."""
     known: dict[str, int] = {}
     for line in lines:
         session, length, output = (line.quantity(one) for one in (names.SESSION, names.INPUT, names.OUTPUT))

@@ -186,7 +186,7 @@ class Launcher:
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
         """Kills an instance, or one rank, with SIGKILL. If the scenario has a health section, the instance starts again
-        after restart_after_s; None: after the usual delay.
+        after restart_after_s; None: after the usual delay. Without a health section, the run ends.
         """
         self._instances.kill(instance_id, rank, restart_after_s)
 

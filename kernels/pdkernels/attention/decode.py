@@ -32,7 +32,8 @@ def row_offset(page, head, slot, HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: t
 @triton.jit
 def token_range(lengths, sequence, first_block, last_block, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
     """Returns (index of the first token, index behind the last token) of the blocks first_block to last_block - 1 of a
-    sequence. Block 0 begins at the sequence's window. TOKENS: tokens per block. WINDOW: tokens of the window; 0: none.
+    sequence. lengths: number of tokens of each sequence. sequence: index of the sequence in `lengths`. Block 0 begins
+    where the sequence's window begins. TOKENS: tokens per block. WINDOW: tokens of the window; 0: none.
     """
     length = tl.load(lengths + sequence)
     skipped = tl.maximum(length - WINDOW, 0) if WINDOW else 0

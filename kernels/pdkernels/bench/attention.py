@@ -24,9 +24,9 @@ shortest.
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Measures the attention of prompts, decode attention and append, and yields a row for each measurement. The row's
-    column tokens has the length of the prompt or the mean context; its column model has the number of sequences behind
-    the model's name. quick: True: decode attention is measured with one page size only.
+    """Measures the attention of prompts, decode attention and append, and yields a row for each measurement. In the
+    row, `tokens` is the length of the prompt or the mean context; `model` is the model's name, followed by the number
+    of sequences. quick: True: decode attention is measured with one page size only.
     """
     for tokens in _PROMPTS:
         yield from _prefill(tokens)

@@ -109,7 +109,9 @@ class Memory:
 
     @classmethod
     def of(cls, arena: Arena, case: Case, heads: int) -> "Memory":
-        """Makes the memory of one rank with this number of heads. The arena's earlier memory is given up."""
+        """Makes the memory in which one rank with `heads` KV heads runs the case. Frees all memory that the arena lent
+        before.
+        """
         arena.reset()
         payload = case.payload_bytes(heads)
         count = max(1 if payload > 2 << 30 else 2, min(_MOST_ROTATED, -(-_ROTATED_BYTES // payload)))

@@ -156,7 +156,8 @@ def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
 
 
 _SHARES_GPUS = 0.3
-"""Streams that wait for less than this share of a prompt's TTFT are taken to run on other GPUs than prefill."""
+"""If decode streams stall for a larger share of a prompt's TTFT than this, decode is taken to share GPUs with prefill.
+"""
 _MOST_OVERHEAD = 0.9
 """Largest accepted share of overhead (all time outside the forward) in the shortest TTFT."""
 CANNOT_TELL = (

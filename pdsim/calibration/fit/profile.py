@@ -38,7 +38,7 @@ _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "decode": (regression.decode_form, regression.decode_table),
 }
 _NOT_FITTED = (*machine.MEASURED_KINDS, "clock", "storage", *OBSERVED)
-"""Kinds of rows to which no form of their own is fitted."""
+"""Kinds of rows to which no form is fitted separately."""
 LEAST_CONTEXT_TOKENS = 1000
 """Minimum number of context tokens per request of the decode rows that are fitted for a model with experts. With
 shorter contexts, requests choose the same experts more often than in a real run, so that a step reads fewer experts.

@@ -1,5 +1,5 @@
-"""Least squares over relative errors that outliers hardly affect. A form is a sum of terms with coefficients of at
-least 0. Needs scipy.
+"""Fits step times by least squares of relative errors; outliers hardly affect the fit. A form is a sum of terms with
+coefficients of at least 0. Needs scipy.
 
 Errors are found by holding out whole shapes (rows of similar size), and intervals by a bootstrap over shapes. A
 monotone table is also a sum of terms: a first value, and a step from each knot to the next.
@@ -26,7 +26,8 @@ ABOVE_LEAST = (1.3, 3.0)
 """Two limits that a fit tries, as factors over the smallest time. Rows below a limit are taken to be bound by the
 minimum time, rows above by work."""
 LEAST_GAIN = 0.05
-"""A further mechanism (tiles, a busy GPU's slowdown) is fitted only if it removes this share of the fit's error."""
+"""A further effect (tiles, or the slowdown of a busy GPU) is fitted only if it removes this share of the fit's error.
+"""
 STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
@@ -340,9 +341,8 @@ class FittedForm:
 
 
 def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) -> FittedForm:
-    """Fits the form that form_of makes for rows. Raises ValueError if too few shapes are left when some are held out.
-
-    by_ratio: as in Form.
+    """Fits the form that form_of makes for rows. Raises ValueError if there are too few shapes to hold some of them
+    out. by_ratio: as in Form.
     """
 
     def chosen(rows: Rows) -> Form:

@@ -162,7 +162,9 @@ class Rows:
 
     @property
     def role(self) -> str:
-        """The role whose number of ranks the times depend on. Empty: they depend on no number of ranks."""
+        """Role (prefill or decode) for which the times depend on the number of ranks. Empty: the times depend on no
+        number of ranks.
+        """
         return _HOST_ROLES.get(self.name, "") if self.kind == "host" else KINDS[self.kind].role
 
     def __len__(self) -> int:

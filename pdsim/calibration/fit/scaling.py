@@ -169,8 +169,8 @@ class GpuScaling:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A note that names the operators without common measurements on both GPUs. Their ratios of times come from
-        nominal rates, and have no interval. Empty: there are no such operators.
+        """A note that names the operators that were not measured on both GPUs at equal sizes. For these operators,
+        ratios of times come from nominal rates, and have no confidence interval. Empty: there are no such operators.
         """
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"

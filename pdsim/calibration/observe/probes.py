@@ -23,7 +23,9 @@ LONGEST_OUTPUT = 1024
 """Number of output tokens for which streams ask. The client ends a stream as soon as enough steps are timed."""
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
-"""Maximum number of requests that find out how long prompts are, and which fields the server refuses."""
+"""Maximum number of requests that pdsim sends before all loads, to learn the token counts of prompts and the fields
+that the server refuses.
+"""
 LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
 """Share of an observation's time and requests that probes leave to `loads`, which run last."""

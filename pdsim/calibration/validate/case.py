@@ -53,7 +53,7 @@ class MeasuredArm:
     engine: str = ""
     """Name and release of the engine that was measured."""
     front_end: str = "engine"
-    """Kind of front end that stood before the measured server."""
+    """Kind of the front end through which clients reached the measured server."""
 
     @property
     def measured(self) -> dict[str, float]:

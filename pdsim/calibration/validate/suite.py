@@ -95,7 +95,8 @@ class SuiteFile(Section):
     scenario: Path
     """Path of the scenario file that the variants change."""
     profile: Path | None = None
-    """Profile with the step times of the simulations. None: each variant or --profile must name one."""
+    """Profile with the step times of the simulations. None: each variant or the option --profile must name a profile.
+    """
     runs: Path = Path("runs")
     """Folder with the run folders of the real runs."""
     real: RealRunSettings = RealRunSettings()

@@ -160,7 +160,9 @@ class ChunkCache:
         return not lookup.is_over
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Handles the end of a lookup and of its reads. Chunks for which host memory has no room are lost."""
+        """Handles the message that a lookup and the reads of its chunks have ended. Chunks for which host memory has no
+        room are lost.
+        """
         if message.is_over:
             lookup = self.lookups[message.request_id]
             lookup.is_over = True

@@ -175,12 +175,12 @@ class HybridKvCache(KvCache):
         return HybridLease(node, pages, limits.slots_per_request, branch if branch > node.stop else 0)
 
     def tracked_tokens(self, lease: Lease, start: int, num_tokens: int) -> int:
-        """Returns the number of the prompt's first tokens after which a chunk leaves a state. 0: the chunk leaves no
-        state. start: number of the prompt's tokens before the chunk. num_tokens: number of the prompt's tokens up to
-        the chunk's end.
+        """Returns the number of the prompt's first tokens whose linear-attention state is kept when a chunk is
+        computed. 0: the chunk keeps no state. start: number of the prompt's tokens before the chunk. num_tokens: number
+        of the prompt's tokens up to the chunk's end.
 
-        If cached pages without a state end within the chunk, the state is left at their end, because another prompt
-        continues differently from there.
+        If cached pages without a state end inside the chunk, the state at the end of these pages is kept, because
+        another prompt continues differently from there.
         """
         assert isinstance(lease, HybridLease)
         limits = self.limits
@@ -194,7 +194,9 @@ class HybridKvCache(KvCache):
 
     @property
     def interval_tokens(self) -> int:
-        """While a request decodes, a state may be kept after each multiple of this number of tokens."""
+        """While a request decodes, the cache may keep a linear-attention state of the request after each multiple of
+        this number of tokens.
+        """
         return self.limits.interval_tokens
 
     def checkpoint(

@@ -36,8 +36,8 @@ class PagePool:
 
     @property
     def num_listed(self) -> int:
-        """Number of pages in the free list. Up to this number, allocating pages one by one gives the same order as all
-        at once.
+        """Number of pages in the free list. Allocating at most this number of pages gives the same page order, one by
+        one or all at once.
         """
         return len(self._list) - self._next
 

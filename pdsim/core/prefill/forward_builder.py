@@ -401,7 +401,7 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens limits the prompt. The limit does not hold for the first prompt of a forward."""
+        """True if max_prefill_tokens limits the prompt, unless the prompt is the first of its forward."""
         if self._has_fixed_output(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED

@@ -20,7 +20,9 @@ class ActivePages:
         return self._prefixes.peek(prompt) // self._prefixes.page_size
 
     def add(self, prompt: TokenSequence) -> Node:
-        """Adds a prompt. Returns a handle, which the caller gives to `remove` when the request ends."""
+        """Counts the prompt's pages as active. Returns a handle, which the caller gives to `remove` when the request
+        ends.
+        """
         num_pages, prefixes = len(prompt) // self._prefixes.page_size, self._prefixes
         end, found = prefixes.insert(prompt, num_pages * prefixes.page_size, range(num_pages), prefixes.root)
         prefixes.lock(end)

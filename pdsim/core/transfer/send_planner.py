@@ -393,8 +393,8 @@ class SendPlanner:
     def _cells(
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """Returns one unit with one descriptor for each staged piece. is_last: True: also the unit of the first token,
-        which carries the linear-attention state without staging. first_token_ends: True: no token follows the first.
+        """Returns a unit with one descriptor for each staged piece. is_last: True: adds a unit with the first token and
+        the linear-attention state, which is not staged. first_token_ends: True: no token follows the first.
         """
         units: list[Command] = []
         for piece in pieces:

@@ -100,7 +100,9 @@ class StagingRing:
         return span
 
     def free(self, key: Hashable) -> Watermark:
-        """Frees a span, and returns the watermark. The watermark moves only when the oldest lent span is freed."""
+        """Frees the span that was lent under `key`. Returns the watermark: the place in the ring up to which all spans
+        are free. The watermark moves only when the oldest lent span is freed.
+        """
         self._live.pop(key).freed = True
         while self._lent and self._lent[0].freed:
             self._lent.popleft()

@@ -251,9 +251,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._needs_of_begun(num_decode_tokens)[1] > 0
 
     def _needs_of_begun(self, num_decode_tokens: int) -> tuple[int, int]:
-        """Returns what partly computed prompts need of the next step: (number of new pages, number of tokens of the
-        step that these prompts and running requests leave to others). num_decode_tokens: number of running requests,
-        which take one token each.
+        """Returns two numbers for the next step: new pages that partly computed prompts need, and tokens that are left
+        for other prompts. The second number excludes tokens of partly computed prompts and of running requests.
+        num_decode_tokens: number of running requests, which take one token each.
         """
         num_pages, num_left = 0, self._chunk_tokens - num_decode_tokens
         if self.is_held:
@@ -362,8 +362,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return None
 
     def _num_loadable_pages(self, offload: OffloadCache | KvbmCache, request: RequestT, num_shared: int) -> int:
-        """Number of pages that host memory can load after a request's first num_shared pages, or MUST_WAIT. KVBM loads
-        nothing for a preempted request (leader.rs, get_num_new_matched_tokens).
+        """Number of pages that host memory can load after a request's first num_shared pages. MUST_WAIT: some pages are
+        still being copied. KVBM loads nothing for a preempted request (leader.rs, get_num_new_matched_tokens).
         """
         if isinstance(offload, KvbmCache):
             if request.request_id in self._preempted or request.num_tokens > request.num_prompt_tokens:

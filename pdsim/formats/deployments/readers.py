@@ -45,8 +45,8 @@ _SHORT = {
 
 @dataclass
 class Read:
-    """Scenario fields that the options of one server set. understood, aside, assumed: texts on options that were read,
-    that were ignored, and on assumptions.
+    """Scenario fields that the options of one server set. understood: texts on the options that were read. aside: texts
+    on the options that were ignored. assumed: texts on assumptions.
     """
 
     server: dict[str, Any] = field(default_factory=dict)

@@ -105,8 +105,9 @@ def _of_roles(
     names: Mapping[str, str], settings: Mapping[str, float], *, is_pair: bool, manual: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The policy of each role. Roles with the default (cache_aware without settings) are left out. cache_aware with a
-    match threshold of 1 becomes least_loaded, because `pdsim launch` writes least_loaded as such options. names: policy
-    by role. settings: of cache_aware or dynamo_kv. manual: settings of the policy manual. is_pair: as for `router_of`.
+    match threshold of 1 becomes least_loaded, because `pdsim launch` writes least_loaded with these options. names:
+    policy by role. settings: settings of the policies cache_aware or dynamo_kv. manual: settings of the policy manual.
+    is_pair: as for `router_of`.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():

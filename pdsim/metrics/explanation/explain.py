@@ -252,7 +252,8 @@ def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
 
 def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: Array) -> dict[str, Array]:
     """Divides the time from begin_ns to end_ns by what the last transfer unit of each request waited for. Returns times
-    in ns by part. units: result of `_last_units`. rows: row numbers of the requests.
+    in ns by part, one for each request. units: result of `_last_units`. rows: row numbers of the requests; begin_ns and
+    end_ns have one value for each of them.
 
     The time before the unit was planned counts as waiting for a transfer worker.
     """

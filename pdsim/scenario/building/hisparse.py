@@ -1,5 +1,5 @@
-"""Checks of decode servers with HiSparse, which keep KV in host memory and a part of it on the GPU, and the size of
-that part.
+"""Decode servers with HiSparse keep KV in host memory, and a part of the KV in a buffer on the GPU. Checks these
+servers, and computes the size of the buffer.
 """
 
 from pdsim.scenario.sections.servers import HiSparseSettings

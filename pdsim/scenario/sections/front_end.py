@@ -18,7 +18,7 @@ class FrontEndSettings(Section):
     None: they are 0.
     """
     service: Duration = 0
-    """Time that the front end works on each request. Requests are handled one after another."""
+    """Time for which the front end works on each request. Requests are handled one after another."""
     service_per_token: FineDuration = 0
     """Additional time that the front end works on a request, for each prompt token."""
     latency_in: Duration = 0
@@ -34,9 +34,9 @@ class FrontEndSettings(Section):
     works on no request.
     """
     waits_for_prefill: bool | None = None
-    """True: the client gets a first token only after prefill has seen its transfer end, as with SGLang's Rust gateway.
-    None: as the given kind does. With kind engine or without a kind, None means true with engine sglang, and false with
-    engine vllm.
+    """True: the client gets a first token only after prefill has seen the end of its transfer, as with SGLang's Rust
+    gateway. None: the value that `kind` implies. With kind engine or without a kind, None means true with engine
+    sglang, and false with engine vllm.
     """
     stall: Duration = 0
     """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed

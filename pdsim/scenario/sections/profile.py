@@ -181,8 +181,8 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
 
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
     """Joins the setups on which two profiles were measured. costs: cost of each profile, by role. If texts of the
-    setups differ, the result has both, such as "H100 and H200". No run has such a setup, so commands warn of the
-    difference.
+    setups differ, the result has both, such as "H100 and H200". No scenario can run on such a joined setup, so commands
+    warn that the scenario differs from it.
     """
     known = {role: cost.get("measured") or {} for role, cost in costs.items()}
     found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}

@@ -77,7 +77,7 @@ class StorageSettings(Section):
 
 class Split(NamedTuple):
     """Parallel sizes of a server. tp: number of GPUs of a pipeline stage. pp: number of stages. cp: number of groups of
-    a stage's GPUs; each group computes a part of a prompt. dcp: number of GPUs that divide each request's KV.
+    a stage's GPUs, each of which computes a part of a prompt. dcp: number of GPUs that divide each request's KV.
     """
 
     tp: int

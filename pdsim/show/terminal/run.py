@@ -135,8 +135,8 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
 
 
 def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """A sentence that says how the clients of a closed loop start, and that their first requests count. Empty: there is
-    no closed loop, or the summary leaves these requests out.
+    """A sentence that says how the clients of a closed loop start, and that the requests of this start count in the
+    summary. Empty: there is no closed loop, or the summary leaves these requests out.
     """
     client = scenario.client
     if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):

@@ -108,8 +108,8 @@ class StorageClient:
             self._begin_write()
 
     def _begin_write(self) -> None:
-        """Begins the first queued write that has pages which storage lacks. Drops earlier writes, because storage has
-        all their pages.
+        """Begins the first queued write that has pages which storage lacks. Removes the writes before it from the
+        queue, because storage has all their pages.
         """
         while self._writes and not self._is_dead:
             command = self._writes[0]

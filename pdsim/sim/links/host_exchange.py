@@ -123,9 +123,9 @@ class ServerNics:
         on_part: Callable[[int, int], None],
         on_end: Callable[[], None],
     ) -> HostExchange:
-        """Returns an exchange, which carries out one forward of the server. num_tokens: number of tokens of each rank,
-        by instance id. mean_tokens: mean number of tokens that the ranks give to experts. Other arguments: as in
-        HostExchange.
+        """Returns the exchange of tokens between the server's hosts during one forward. num_tokens: number of tokens of
+        each rank, by instance id. mean_tokens: mean number of tokens that the ranks give to experts. Other arguments:
+        as in HostExchange.
         """
         found = (self._move(name, num, mean_tokens, decodes=decodes) for name, num in num_tokens.items())
         moves = [move for move in found if move[0]]

@@ -157,7 +157,7 @@ class Transfer:
     """Time in ns at which the present stage of the transfer began."""
     setup_ns: int
     least_ns: float
-    """Minimum time in ns for moving the bytes, because the last bytes move only after their descriptors are posted."""
+    """Minimum time in ns for moving the bytes. The last bytes move only after their descriptors are posted."""
     line_ns: int = 0
     posting_ns: int = 0
     is_stuck: bool = False

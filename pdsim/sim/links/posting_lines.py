@@ -18,8 +18,9 @@ class _Posting:
     unposted_ns: int
     """Time in ns that one thread alone needs to post the remaining descriptors."""
     takes_turns: bool
-    """True: posting takes longer than turn_ns of the transport, so this transfer's worker alternates with the other
-    workers of its rank that post."""
+    """True: posting this transfer takes longer than one turn (turn_ns of the transport). The transfer's worker then
+    takes turns with the other posting workers of its rank.
+    """
     posted_ns: int = 0
     """Time in ns that posting has taken so far."""
 

@@ -58,7 +58,7 @@ class Sensitivity:
 
     @property
     def effect(self) -> float:
-        """Largest relative change of any metric, in absolute value."""
+        """Largest relative change, in absolute value, of any metric if the resource grows."""
         return max(map(abs, self.changes.values()))
 
 
@@ -193,8 +193,9 @@ def _fewer_descriptors(scenario: Scenario) -> dict[str, dict[str, Any]]:
 _LARGE_PAGE = 64
 """Smallest page size in tokens among the changes of page_size that are simulated (_fewer_descriptors)."""
 _TRIED = {"descriptor cost": _fewer_descriptors}
-"""For some resources: function from a scenario to the changes to try, by name. Whether these changes help depends on
-the scenario."""
+"""By the name of a resource: a function that takes a scenario and returns changes to try. Whether these changes help
+depends on the scenario.
+"""
 
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:

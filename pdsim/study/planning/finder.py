@@ -121,8 +121,8 @@ class Finder:
             self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-        """Clusters cheaper than the cheapest in `tried` that meets the SLO, each with one setting changed so that it
-        meets the SLO, too. With their outcomes.
+        """Changes one setting of clusters in `tried` that are cheaper than the cheapest cluster that meets the SLO.
+        Returns the changed clusters that meet the SLO, with their outcomes.
         """
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
@@ -323,8 +323,8 @@ class Finder:
 
 
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-    """Those clusters of `tried` that miss the SLO, with their outcomes. Slower servers or more load cannot make them
-    meet the SLO.
+    """Clusters of `tried` that miss the SLO, with their outcomes. With slower servers or more load, these clusters miss
+    the SLO, too.
     """
     return {one: outcome for one, outcome in tried.items() if not outcome.meets}
 

@@ -50,7 +50,9 @@ class Screen:
 
     @property
     def saving(self) -> str:
-        """Compares the plan's price with that of the user's own cluster. Empty: the user gave no cluster."""
+        """A sentence that compares the price of the plan with the price of the user's own cluster. Empty: the user gave
+        no cluster, or no plan was found.
+        """
         plan = self._plan
         if plan.own is None or plan.chosen is None:
             return ""

@@ -49,8 +49,8 @@ class Estimate(NamedTuple):
 
     @property
     def is_told_apart(self) -> bool:
-        """True if an estimated ratio differs from 1 by more than its half-width. Without a half-width, or if it is 0:
-        by more than 2 %.
+        """True if an estimated ratio differs from 1 by more than its half-width. If the half-width is 0 or not known,
+        the ratio must differ by more than 2 %.
         """
         return abs(self.mean - 1) > (self.half_width or 0.02)
 

@@ -74,8 +74,8 @@ class PointResult:
 
     @property
     def failures(self) -> str:
-        """Text about the first run of the point in which requests failed although the scenario asks for no failures:
-        how many, and why. Empty: no run has such failures.
+        """Text about the first run of the point in which requests failed although no setting of the scenario makes
+        requests fail: how many failed, and why. Empty: no run has such failures.
         """
         return next((r.row["failures"] for r in self.replications if r.row.get("failures")), "")
 

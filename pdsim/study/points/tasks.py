@@ -130,8 +130,8 @@ class Planner:
         return planned
 
     def at_ends(self, point: Point) -> list[Point]:
-        """Two copies of the point: with its fastest, and with its slowest step times. Empty: its step times were
-        measured on a server.
+        """Two copies of the point: one with the fastest step times of the range, one with the slowest. Empty: the step
+        times were measured on a server.
         """
         if not self.scenario(point).uncertain:
             return []

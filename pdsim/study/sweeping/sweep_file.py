@@ -36,7 +36,7 @@ class Range:
     first: float
     last: float
     dimension: Dimension | None
-    """Kind of quantity, such as time, that the numbers are. None: plain numbers."""
+    """Quantity that the range's numbers measure, such as time. None: the numbers have no unit."""
     is_whole: bool
     is_log: bool
     count: int | None

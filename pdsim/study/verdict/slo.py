@@ -189,8 +189,8 @@ class Term:
         return num_requests - 1 - floor(_position(self.percentile, num_requests))
 
     def num_lost_allowed(self, num_requests: int) -> int:
-        """Maximum number of requests that may fail or not end. Their times count as infinite. A percentile may lie
-        between the last finite and the first infinite time, and is then infinite, too.
+        """Maximum number of requests that may fail or not end if the term is to be met. Times of these requests count
+        as infinite. A percentile that lies between the last finite and the first infinite time counts as infinite, too.
         """
         if self.is_share:
             return self.num_allowed(num_requests)
@@ -261,7 +261,7 @@ class Judgement:
         return Term((worst.limits_ms[place],), worst.percentile, worst.request_class)
 
     def details_of(self, wanted: Term) -> list[Reading]:
-        """For a term on a share of requests: its metrics, each at the percentile of the share. Otherwise empty."""
+        """For a term on a share: a reading of each metric at that share's percentile. Empty for other terms."""
         skipped = 0
         for term in self.readings:
             if term == wanted:

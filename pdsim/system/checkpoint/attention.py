@@ -1,4 +1,6 @@
-"""Makes the sections `attention` and `state` of a catalog entry, from which the memory of a request follows."""
+"""Makes the sections `attention` and `state` of a catalog entry. These sections determine how much memory a request
+needs.
+"""
 
 from collections import Counter
 from typing import Any

@@ -100,7 +100,7 @@ class Broken(NamedTuple):
     process: str
     """Name of the rank's process."""
     reason: str
-    """The reason as text."""
+    """Text that says why the rank cannot continue."""
 
 
 class Task(NamedTuple):

@@ -157,8 +157,8 @@ class Instances:
                 self._on_heartbeat(m.Heartbeat(instance_id, self.fleet.lives[instance_id] if answered else None))
 
     def _on_heartbeat(self, heartbeat: m.Heartbeat) -> None:
-        """Passes a heartbeat to the monitor. If the monitor gives up an instance whose processes still run, they are
-        killed.
+        """Passes a heartbeat to the health monitor. If the monitor gives up an instance whose processes still run, this
+        method kills the processes.
         """
         commands = self._monitor.on_message(heartbeat, self._timeline.now_ns)
         if heartbeat.life is None and commands and heartbeat.instance_id in self._up:

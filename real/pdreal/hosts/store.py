@@ -87,7 +87,9 @@ class Store:
             raise LaunchError(f"storage: the store's master does not listen at {address}:{port}") from None
 
     def _on_end(self, name: str, process: Any) -> None:
-        """Handles the end of a process during the run. The run goes on, and lost pages are computed again."""
+        """Handles the end of a process of the store during the run. The run goes on; pages that were lost with the
+        process are computed again.
+        """
         self._loop.remove_reader(process.sentinel)
         del self._alive[name]
         _LOG.error("storage: the store's %s ended (exit code %s); pages there count as missing", name, process.exitcode)

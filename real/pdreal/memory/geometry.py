@@ -189,14 +189,17 @@ class Move(NamedTuple):
 
 
 def move_of(unit: TransferUnit, pair: RankPair, exchange: Exchange) -> Move:
-    """Returns the copies that send a unit without staging, from pages to pages. A unit without pages, which carries
-    only the first token, has no copies.
+    """Returns the copies that send a unit without staging: from pages of the prefill rank to pages of the decode rank.
+    A unit without pages, which carries only the first token, has no copies. pair: the two ranks. exchange: layouts of
+    both instances.
     """
     return _move(unit.source_pages, unit.target_pages, planes_of(unit, exchange), pair, exchange)
 
 
 def move_of_windows(windows: Windows, pair: RankPair, exchange: Exchange) -> Move:
-    """Returns the copies that send the KV of a sliding window without staging, from pages to pages."""
+    """Returns the copies that send KV of sliding-window layers without staging: from pages of the prefill rank to pages
+    of the decode rank. windows: the page ids of both ranks. pair: the two ranks. exchange: layouts of both instances.
+    """
     return _move(*windows, exchange.window_planes, pair, exchange)
 
 
@@ -244,7 +247,7 @@ def _slices(
     source: Integers, target: Integers, planes: Planes, pair: RankPair, prefill: CacheGeometry, decode: CacheGeometry
 ) -> Move:
     """Returns copies of the heads that a pair of ranks sends, one copy for each token. source, target: ids of the pages
-    on prefill and on decode, in the same order.
+    on prefill and on decode, in the same order. planes: the planes to copy. prefill, decode: layouts of both caches.
     """
     local = slots_of(source, prefill.page_size) * prefill.token_bytes + pair.source_heads.start * prefill.head_bytes
     remote = slots_of(target, decode.page_size) * decode.token_bytes + pair.target_heads.start * decode.head_bytes

@@ -175,7 +175,7 @@ def digest(
 
 
 _PART_BYTES = 64 * 2**20
-"""Maximum number of bytes copied at a time. The copies need as much GPU memory in addition to the cache."""
+"""Maximum number of bytes copied at a time. Besides the KV cache, copies need a GPU buffer of this size."""
 
 
 class HostKv:

@@ -29,8 +29,9 @@ class StatePool:
         device: torch.device,
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """tp: number of ranks that share the heads. num_slots: slots 1 to num_slots. dtype: type of the convolution's
-        inputs. state_dtype: type of recurrent states. allocate: makes memory of the given number of bytes; None: torch
+        """config: the model, which must have linear-attention layers. tp: number of ranks that share the layers' heads.
+        num_slots: number of slots for requests; slot 0 is kept in addition. dtype: type of the convolution's inputs.
+        state_dtype: type of recurrent states. allocate: makes memory of the given number of bytes; None: torch
         allocates the memory.
         """
         delta = config.llama.delta

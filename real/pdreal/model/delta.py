@@ -258,8 +258,8 @@ def no_states(layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: D
 
 
 def gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns normalised outputs of heads times silu of their gates. heads, gates: [tokens, heads, value_dim]. weight:
-    of the norm, [value_dim]. eps: added to the mean square of a head.
+    """Normalises the outputs of heads, and multiplies them by silu of the gates. heads, gates: [tokens, heads,
+    value_dim]. weight: weights of the norm, [value_dim]. eps: added to the mean square of a head.
     """
     normed = functional.rms_norm(heads.float(), weight.shape, eps=eps).to(heads.dtype)
     return ((weight * normed) * functional.silu(gates.float())).to(heads.dtype)

@@ -346,8 +346,8 @@ def _products(
 
 
 def _launch_choice(x: Tensor, weights: ExpertWeights, own: range, *of_choice: int) -> None:
-    """Launches the choice of experts for each token. own: indices of the experts whose tokens are listed. of_choice:
-    addresses of the tensors in _Lists.
+    """Launches the kernel that chooses experts for each token. own: indices of this rank's experts, whose tokens the
+    kernel lists. of_choice: addresses of the tensors in _Lists, which the kernel fills.
     """
     (num_tokens, _), num_experts = x.shape, len(weights.router)
     if weights.routing is not None and weights.bias is not None:
@@ -421,7 +421,7 @@ def route(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
 
 def mix(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertWeights) -> Tensor:
     """Returns the weighted sum of the outputs of this rank's experts, [tokens, hidden]. shares, experts: as `route`
-    returns them. Rows of the arguments may lie apart; x begins at a multiple of 16 bytes.
+    returns them. There may be gaps between rows of the arguments; x begins at a multiple of 16 bytes.
     """
     lists = _Lists.empty(x, weights.num_active, len(weights.own))
     launch = _enter(shares.stride(0), experts.stride(0), weights.num_active, weights.own)

@@ -322,9 +322,9 @@ class _Loader:
         return self(name, rows, columns)
 
     def heads(self, name: str, num_heads: int, part: slice) -> Tensor:
-        """Returns the rows of a matrix that belong to some heads, [heads, rows of a head, inputs]. name: the
-        parameter's, without .weight. num_heads: number of heads in the whole matrix. part: indices of the heads to
-        return.
+        """Returns the rows of a matrix that belong to some heads, [heads, rows of a head, inputs]. name: name of the
+        parameter without the ending .weight. num_heads: number of heads in the whole matrix. part: indices of the heads
+        to return.
         """
         whole = self._whole(f"{name}.weight")
         return whole.view(num_heads, -1, whole.shape[1])[part].to(self.device, self.dtype)

@@ -208,7 +208,9 @@ class Executor:
         return self._sequences[request_id].first_logprobs
 
     def seed(self, request_id: int) -> Seed | None:
-        """Returns the seed of a request's drafts. None: its prompt is not computed, or there are no drafts."""
+        """Returns the values from which the drafting of a request's tokens starts. None: the request's prompt is not
+        computed, or there are no drafts.
+        """
         return None if self._speculation is None else self._speculation.seed(request_id)
 
     def drafted(self, request_id: int) -> Drafted:

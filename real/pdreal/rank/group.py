@@ -79,8 +79,8 @@ class RankThreads:
         self._storage = None if resources.stored is None else StorageThreads(resources.stored)
 
     def warm_up(self) -> None:
-        """Lets each thread do its first work, which is slow, before a request needs the thread. Returns when the work
-        is done.
+        """Runs a first piece of work on each thread, because a thread's first work is slow. Returns when all threads
+        are done.
         """
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()

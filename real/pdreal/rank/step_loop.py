@@ -119,7 +119,9 @@ class StepLoop:
         self._group.compute(task, partial(self._on_computed, step), tell_layers)
 
     def _tell_layers(self, on_layers: Callable[[int, int], None], step_id: int, num_groups: int) -> None:
-        """Passes progress to the event loop. The thread that computes calls this."""
+        """Makes the event loop call on_layers(step_id, num_groups). The thread that computes forwards calls this
+        method. num_groups: number of layer groups that the forward has computed.
+        """
         self._timeline.loop.call_soon_threadsafe(on_layers, step_id, num_groups)
 
     def _on_computed(self, step: m.PureStep, computed: ComputedTokens) -> None:

@@ -240,7 +240,9 @@ class Generate:
         return {**self._one(answer), **index}
 
     def whole(self, answers: Sequence[Answer]) -> Any:
-        """Returns the whole answer; a list of answers if there are several choices."""
+        """Returns the answer to a request as JSON data: an object, or a list of objects if the client asked for several
+        answers.
+        """
         found = [self._one(answer) for answer in answers]
         return found if len(found) > 1 else found[0]
 

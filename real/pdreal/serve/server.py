@@ -39,7 +39,8 @@ async def serve(
     """Serves until a stop signal. Returns descriptions of memory that was still held at the end; each is an error.
     Raises LaunchError if the cluster does not start, its tokenizer cannot be read, or the port is taken.
 
-    scenario: resolved. announce: called with the URL when the server accepts requests.
+    scenario: resolved. model_name: name of the model for clients. entrance: admits or refuses requests. announce:
+    called with the URL when the server accepts requests.
     """
     stopped, hurried = _stop_signals()
     waiting = asyncio.ensure_future(stopped.wait())

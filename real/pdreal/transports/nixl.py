@@ -21,7 +21,7 @@ TIMEOUT_S = 30.0
 
 _WHEEL = "--no-deps nixl-cu13"
 _ENOUGH_CORES = 16
-"""Minimum number of CPU cores for the engine's own progress thread, because that thread keeps one core busy."""
+"""Minimum number of CPU cores with which NIXL runs its own progress thread, because that thread keeps one core busy."""
 _PROGRESS_S = 0.01
 _POLL_S = 20e-6
 

@@ -89,7 +89,9 @@ class PullClient:
     """
 
     def __init__(self, name: str, description: Any) -> None:
-        """name: of the receiver's socket (PullServer.name). description: of this sender's memory, as plain JSON."""
+        """name: name of the receiver's socket (PullServer.name). description: describes this sender's memory, as plain
+        JSON.
+        """
         self._name = name
         self._description = description
         self._threads = threading.local()
