@@ -9,7 +9,7 @@ from pdsim.system.catalog import load_model
 
 
 def draft_flags(made: Launch, scenario: Scenario) -> Flags:
-    """Options for speculative decoding. Adds a note to `made` if the user must name the checkpoint of the draft model."""
+    """Options for speculative decoding. Adds a note to `made` if the user must name the draft model's checkpoint."""
     decoding = scenario.servers[1]
     if decoding.acceptance is None:
         return []

@@ -15,7 +15,7 @@ _HEAD_START_CYCLES = 10_000_000  # about five milliseconds in which the host run
 
 
 def event_us(calls: Sequence[Call], repeats: int) -> float:
-    """Returns the median time of a call in us, measured by CUDA events before and after it. Launch latency is included."""
+    """Returns the median time of a call in us, between CUDA events before and after it. Launch latency is included."""
     for call in calls:
         call()
     spans = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]

@@ -29,7 +29,7 @@ class DividedRequests:
     """
 
     def __init__(self, language_id: str, encode_ids: Sequence[str]) -> None:
-        """language_id: the prefill or aggregated instance that computes the requests. encode_ids: its encode instances."""
+        """language_id: the prefill or aggregated instance that computes requests. encode_ids: its encode instances."""
         self.instance_id = m.embeddings_of(language_id)
         self.waiting: dict[int, _Waiting] = {}
         self._language_id = language_id
