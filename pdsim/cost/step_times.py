@@ -31,7 +31,7 @@ class Drafting(NamedTuple):
     step_ns: float = 0
     """Measured time in ns that drafting takes in each step."""
     model: DraftTimes | None = None
-    """Durations of the draft model's forwards. None: there is no draft model, or step_ns has its measured time."""
+    """Durations of the draft model's forwards. None: no draft model, or `step_ns` includes these durations."""
 
 
 class Graphs(NamedTuple):

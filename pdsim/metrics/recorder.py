@@ -64,8 +64,8 @@ _ATTEMPT_FIELDS = (
 
 
 class Recorder:
-    """Fills the records of a run. Each method is called at the time of its event, and names a request by the id of its
-    attempt.
+    """Fills the records of a run. The driver calls a method at the time of its event, and names the request by the id
+    of its present attempt: each retry of a request is an attempt with an id of its own.
     """
 
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:

@@ -161,7 +161,7 @@ def _of_split_prefill(scenario: "Scenario") -> str:
 
 
 def _of_shared_prompts(scenario: "Scenario") -> str:
-    """Says which setting of aggregated servers is not possible together with context parallelism, whose groups of GPUs
+    """Names the setting of aggregated servers that cannot be combined with context parallelism, in which groups of GPUs
     share the tokens of a prompt. Empty: the scenario has no such setting, or no context parallelism.
     """
     servers = scenario.aggregated

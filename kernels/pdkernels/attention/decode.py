@@ -1,10 +1,10 @@
-"""Decode attention over pages: one new query token per sequence, or several that are verified together, grouped query
-heads, and equal work for each program.
+"""Decode attention over pages, for one new query token per sequence, or for several that are verified together. Query
+heads are grouped, and all programs have equal work.
 
 The kernel computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once,
 2 * tokens * kv_heads * head_dim elements; all other reads are small. Each program computes one KV head over one share
-of the batch (shares.py) with all query heads of the KV head's group, of all new tokens, so each K and V is read once.
-For a layer with a window only the last tokens of each sequence are divided into shares and read.
+of the batch (shares.py), for all new tokens and all query heads that use the KV head, so each K and V is read once. For
+a layer with a window only the last tokens of each sequence are divided into shares and read.
 """
 
 from dataclasses import dataclass

@@ -72,7 +72,7 @@ RequestT = TypeVar("RequestT", bound=RunningRequest)
 
 class RunningBatch(Generic[RequestT]):
     def __init__(self, cache: KvCache, wave_requests: float | None = None) -> None:
-        """wave_requests: number of requests whose attention runs at the same time. None: all requests of the batch."""
+        """wave_requests: number of requests whose attention the GPU computes at once. None: all requests."""
         self.num_steps = 0
         self.num_requests = 0
         self.num_kv_tokens = 0

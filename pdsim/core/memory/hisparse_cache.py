@@ -41,7 +41,9 @@ class DeviceBuffers:
 
 
 class HiSparseCache(KvCache):
-    """Leases on host pages and on GPU buffers. There is no prefix cache (arg_groups/hisparse_hook.py:109)."""
+    """The KV memory of a decode instance with HiSparse. A lease holds host pages, and the number of GPU pages of the
+    request's buffer. There is no prefix cache (arg_groups/hisparse_hook.py:109).
+    """
 
     def __init__(self, pool: PagePool, page_size: int, buffers: DeviceBuffers) -> None:
         super().__init__(pool, page_size, None)

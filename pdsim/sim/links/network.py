@@ -174,7 +174,7 @@ class Transfer:
 
 
 class Network:
-    """Sends transfer units over links, and reports when each transfer has ended."""
+    """Sends transfer units over links, and reports when each transfer has ended or failed."""
 
     def __init__(
         self,

@@ -98,8 +98,9 @@ class _Types:
     """Data types of a checkpoint's weights: one for routed experts, one for all other weights. Also counts weights that
     stay in bf16, and writes notes for the user.
 
-    quantized: None: no weights are quantised. modules: number of parameters by the module's name, without routed
-    experts. is_mixture: True: the model has routed experts.
+    config: the checkpoint's config.json. quantized: how the weights are quantised; None: they are not. modules: number
+    of parameters by the module's name, without routed experts. layers: the model's layers. is_mixture: True: the model
+    has routed experts.
     """
 
     def __init__(

@@ -67,8 +67,9 @@ class Instances:
         on_lost: Callable[[str], None],
         spawn_task: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
-        """scenario: resolved. network: settings for runs on several hosts. sockets: folder for Unix sockets. folder:
-        for logbooks; None: none are kept.
+        """scenario: resolved. options: options of pdreal. channel: connects the launcher with all ranks. timeline: the
+        run's clock. logbook: records the calls into the health monitor. network: settings for runs on several hosts.
+        sockets: folder for Unix sockets. folder: for logbooks; None: none are kept.
 
         carry_out: called with the health monitor's commands. on_lost: called with a reason if an instance is lost and
         the scenario has no health section. spawn_task: runs a coroutine in the background.

@@ -69,8 +69,9 @@ class KernelStaging:
         self.launch_scatter(pages, writers, cells).synchronize()
 
     def launch_gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a kernel that copies some heads of pages into a cell. Returns the kernel's stream. pages: page ids.
-        heads: indices of the KV heads, counted among the heads of this rank. cell: [bytes] in uint8.
+        """Launches a kernel that copies some KV heads of the given pages into a staging cell. Returns the kernel's
+        stream. pages: page ids. heads: indices of the KV heads, counted among the heads of this rank. cell: [bytes] in
+        uint8.
         """
         self._kernels.gather(self._pool, *self._tokens(pages), cell, heads=heads)
         return torch.cuda.current_stream(self._pool.device)

@@ -1,5 +1,5 @@
-"""The threads of one rank that look up, read and write pages in storage: one thread for each, as in SGLang (0.5.23,
-managers/cache_controller.py:455).
+"""Three threads of one rank work on pages in storage: the first looks pages up, the second reads pages, the third
+writes pages, as in SGLang (0.5.23, managers/cache_controller.py:455).
 """
 
 from collections.abc import Sequence

@@ -97,8 +97,8 @@ class StepLoop:
         self._flush_soon()
 
     def _forget_others(self) -> None:
-        """Drops requests that ended without a message, such as those cancelled before they began. Called when the
-        instance has seen all messages.
+        """Makes the rank's executor drop requests that the instance no longer has, although no message ended them; for
+        example, requests that were cancelled before they began. Called when the instance has seen all messages.
         """
         present = set(inner(self._instance).requests())
         for request_id in self._executor.others_than(present):
