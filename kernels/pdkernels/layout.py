@@ -65,11 +65,9 @@ class Pool:
     """The KV pages of one rank, registered once: K and V tensors of every layer and the table of their addresses.
     prepared: kernels that were compiled for this pool.
 
-    Args:
-        keys, values: one tensor per layer, contiguous, alike in shape, dtype and device. Three dimensions mean NHD
-            [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim].
-        page_size: tokens per page, a power of two; HND tensors say it themselves.
-
+    Args: keys, values: one tensor per layer, contiguous, alike in shape, dtype and device. Three dimensions mean NHD
+    [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim]. page_size: tokens per page, a power of
+    two; for HND, None: the size is taken from the tensors.
     """
 
     keys: Sequence[torch.Tensor]

@@ -19,11 +19,9 @@ def show_pages(
     *,
     json_: bool,
 ) -> None:
-    """Prints the numbers in saved pages of a server's metrics. Raises ConfigError if a file is no such page, or if the
-    later page is older than the first.
-
-    scenario: is simulated for comparison; None: nothing is. seconds: time between the two pages; None: by the times of
-    the files.
+    """Prints the numbers in saved pages of a server's metrics. scenario: scenario to simulate for comparison; None: no
+    comparison. seconds: time between the two pages; None: the difference between the files' times. Raises ConfigError
+    if a file is no such page, or if the later page is older than the first.
     """
     from pdsim.show.terminal.metrics_page import print_page
 

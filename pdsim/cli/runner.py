@@ -128,8 +128,9 @@ def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tup
 
 def _interval(summary: Mapping[str, Any], ends: "Ends") -> dict[str, Any]:
     """Fields of the summary for ranges. "interval": smallest and largest value of each metric, over the run and the
-    runs with the fastest and slowest step times. If these two runs had only a part of the load: the number of its
-    requests ("interval_requests"), and the relative standard error that this causes ("interval_error").
+    runs with the fastest and slowest step times. If these two runs simulated only the first requests of the load, also
+    "interval_requests": the number of these requests, and "interval_error": the relative standard error from simulating
+    so few.
     """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
     if ends.part_requests is None:

@@ -59,8 +59,8 @@ class HostMoves:
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns to send and receive all bytes on idle links, without the fixed time. num_tokens, routed: see
-        HostMoves.
+        """Time in ns to send and receive all bytes on idle links, without the fixed time. num_tokens, routed: as in the
+        class text.
         """
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 

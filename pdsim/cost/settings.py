@@ -304,8 +304,8 @@ class Affine:
     decode_weights_ns: float = 0
     """Time of a decode step for reading weights. Computing with the weights overlaps with reading them."""
     decode_matrices_per_request_ns: float = 0
-    """Time of a decode step for computing one request with the weights, while weights are read. If the sum over the
-    batch is more than decode_weights, the sum counts in place of decode_weights.
+    """Time that a decode step computes with the weights for each request of the batch. Reading the weights takes
+    decode_weights at the same time, so only the longer counts: decode_weights, or the sum of this time over the batch.
     """
     decode_per_request_ns: float = 0
     """Further time of a decode step for each request, which always counts."""

@@ -28,7 +28,9 @@ class RunFolderError(InputError):
 
 
 class Kind(NamedTuple):
-    """A kind of table: its columns, the type of each column (hints), and how records are made of its rows."""
+    """A kind of table: columns, the type of each column (hints), and a function that makes a record from the values of
+    a row.
+    """
 
     columns: Sequence[str]
     values: Sequence[str]

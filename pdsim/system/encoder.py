@@ -37,7 +37,7 @@ class VisionEncoder:
     num_window_layers: int = 0
     """Number of layers in which a patch attends to the patches of its window only."""
     window_patches: int = 0
-    """Number of patches of a window."""
+    """Number of patches in one window of a layer with windows. 0: no layer has windows."""
     max_image_tokens: int = 0
     """Number of prompt tokens of the largest image. The image processor shrinks images with more pixels than its limit.
     0: this number is not known, and vLLM's encoder cache has room for the tokens of one step.

@@ -20,7 +20,7 @@ class Load:
     many.
     """
     base: Base
-    """The scenario, in which this load replaces the scenario's own."""
+    """The user's scenario, with this load in place of the scenario's own load."""
     requests: Sequence[RequestSpec]
     """The requests to simulate, as the workload has them."""
 

@@ -35,7 +35,9 @@ class InputWarning(UserWarning):
 
 
 class InputNote(InputWarning):
-    """Tells the user a choice that pdsim made from a file and that nothing else shows, such as an inferred unit."""
+    """Tells the user about a choice that pdsim made when it read a file, such as an inferred unit, and that no other
+    output shows.
+    """
 
 
 class Line:

@@ -369,8 +369,8 @@ def _images_of(line: Line) -> list[str]:
 
 
 def unit_of(times: Sequence[float]) -> tuple[str, bool]:
-    """Returns the unit of these times (s, ms, us or ns), whose field name does not tell it, and whether the unit is
-    certain. Only times since 1970 are certain.
+    """Finds the unit of times whose field name does not imply a unit. Returns (s, ms, us or ns, whether the unit is
+    certain). Only the unit of times since 1970 is certain.
     """
     if not times or max(times) < EPOCH_S:
         is_dense = 0 < max(times) - min(times) < _LEAST_GAP * (len(times) - 1) if times else False

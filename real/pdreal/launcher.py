@@ -150,8 +150,8 @@ class Launcher:
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """Clock offsets of the other hosts, by host (RemoteHost.described). Times of the run are already corrected by
-        them.
+        """Clock offsets of the other hosts, by host (RemoteHost.described). All recorded times of the run are already
+        corrected by these offsets.
         """
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 

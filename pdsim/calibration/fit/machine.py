@@ -120,8 +120,8 @@ class SendingTime:
 
 
 def _busy_workers(transport: str) -> int:
-    """Number of workers of a rank that were busy while rows of kind `sending` were measured. That measurement sends
-    many requests to one decode instance. transport: name in the catalog.
+    """Number of a rank's transfer workers that were busy while rows of kind `sending` were measured, with many requests
+    sent to one decode instance. transport: name in the catalog.
     """
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1

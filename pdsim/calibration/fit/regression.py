@@ -146,8 +146,8 @@ def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> For
 
 
 def best_wave(rows: Rows) -> int:
-    """Returns the number of tokens to whose multiples attention rounds new tokens, by the `prefill_table` that fits
-    these rows best. 1: no rounding, because no forward ran in a CUDA graph.
+    """Returns the number to whose multiples attention rounds a prompt's new tokens: the number with which
+    `prefill_table` fits these rows best. 1: no rounding, because no forward ran in a CUDA graph.
     """
 
     def error(wave_tokens: int) -> float:

@@ -280,8 +280,8 @@ def _together(
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """A row with the time for which a prompt makes running streams wait: their gaps between tokens until the prompt's
-    first token, minus the same number of usual gaps.
+    """A row with the time for which a prompt makes running streams wait: the sum of the streams' gaps between tokens
+    until the prompt's first token, less the usual length of as many gaps.
     """
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]

@@ -180,7 +180,9 @@ class ServerClient:
             return time.perf_counter_ns() - sent_ns
 
     def learn_sizes(self) -> None:
-        """Finds out how many characters of random text make a token. Its requests also warm up the server."""
+        """Sends requests to find out how many characters of random text make a token. These requests also warm up the
+        server.
+        """
         text = self._words(_SIZING_WORDS * 6)
         usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
         num_tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None

@@ -238,11 +238,10 @@ class AdmissionQueue:
 
 
 class Releases:
-    """Pages of failed requests of one decode instance, into which a prefill instance may still write.
-
-    A request that fails before all its KV has arrived keeps its pages here: its sender was told to stop, or lost track
-    of the transfer. The pages become free when Abort or all KV arrives, when the sender is down, or after a timeout (30
-    s in SGLang's deferred release, disaggregation/decode.py).
+    """Pages of failed requests of one decode instance, into which a prefill instance may still write. If a request
+    fails before all its KV has arrived, its pages stay here, because its sender may not have stopped yet. The pages
+    become free when Abort or all KV arrives, when the sender is down, or after a timeout (30 s in SGLang's deferred
+    release, disaggregation/decode.py).
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:

@@ -1,6 +1,5 @@
-"""The images and audio clips that a server encodes itself, within the forwards that compute their tokens.
-
-A forward encodes each item of which it computes a token, unless the cache has its embeddings (SGLang 0.5.23,
+"""Chooses the images and audio clips that a server encodes itself, within the forwards that compute their tokens. A
+forward encodes each item of which it computes a token, unless the cache has its embeddings (SGLang 0.5.23,
 managers/mm_schedule.py:541, _get_chunked_prefill_embedding). Without a cache, an item that two chunks share is encoded
 twice.
 """

@@ -7,8 +7,8 @@ from pdsim.policy.protocols import EvictionPolicy
 
 
 class BlockCache(RadixCache):
-    """A prefix cache that evicts single pages. A leaf loses only as many of its last pages as are lacking. A match does
-    not count as an access. Requests may keep their own copies of pages that the cache also has.
+    """A prefix cache that evicts single pages: of a leaf, the last pages, and no more of them than are needed. A match
+    does not count as an access. Requests may keep their own copies of pages that the cache also has.
     """
 
     def __init__(

@@ -71,11 +71,10 @@ class KvCache:
     ) -> None:
         """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
         offload: host memory of vLLM's OffloadingConnector or Dynamo's KVBM. chunks: host memory of LMCacheConnectorV1.
-
-        keeps_replaced: when a page is freed that a request computed although the prefix cache has the same KV already.
-        True: when the request's lease ends. False: at once. counts_every_insert: True: each insert counts a use of
-        cached nodes; False: each request counts one use. splits_at_prompt: True: prompt and outputs are separate nodes
-        of the prefix cache.
+        keeps_replaced: concerns pages that a request computed although the prefix cache has the same KV already. True:
+        such a page is freed when the request's lease ends. False: at once. counts_every_insert: True: each insert
+        counts a use of cached nodes; False: each request counts one use. splits_at_prompt: True: prompt and outputs are
+        separate nodes of the prefix cache.
         """
         self.pool = pool
         self.page_size = page_size

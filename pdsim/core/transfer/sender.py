@@ -175,8 +175,8 @@ class Sender:
         return [*commands, m.Tell(self._prefill_id, m.Abort(request_id, reason, retryable=True))]
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
-        """Returns a message for a decode instance: the sender sends no more KV of this request. The message is KvLost
-        if bytes may still arrive, else Abort: the pages may be used again.
+        """Returns a message that tells a decode instance that the sender sends no more KV of this request. KvLost:
+        bytes may still arrive. Abort: no bytes arrive any more, so the pages may be used again.
         """
         is_lost = request_id in self._stopped.kept and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)

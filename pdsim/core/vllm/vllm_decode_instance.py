@@ -178,8 +178,9 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Admits queued requests, unless a prompt that waits to be computed here was preempted or arrived before them.
-        Returns the number of decode steps after which admission is tried again, if no message comes first.
+        """Admits queued requests, unless the first prompt that waits to be computed here was preempted, or arrived
+        before these requests. Returns the number of decode steps after which admission is tried again, if no message
+        comes first.
         """
         if not self._builder.waiting:
             return super()._take_in(commands)
@@ -294,7 +295,7 @@ class VllmDecodeInstance(DecodeInstance):
 
     def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
         """Returns the next step's chunks, and adds messages and copies to `commands`. Also admits queued requests if
-        all prompts before them have begun. num_decode_tokens: number of running requests.
+        all prompts that arrived before these requests have begun. num_decode_tokens: number of running requests.
         """
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}

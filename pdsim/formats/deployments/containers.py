@@ -47,7 +47,7 @@ class Container(Pods):
     where: str
     """Where the container stands, for messages: the file, and the object in it."""
     words: list[str] = field(default_factory=list)
-    """The words of its command and arguments. Empty: the image decides."""
+    """The words of the container's command and arguments. Empty: the image decides."""
     engine: str | None = None
     """The program that the chart or the image starts if the command names none. None: not known."""
     model: str | None = None

@@ -10,7 +10,7 @@ from pdsim.system.catalog import names
 _WORDS = re.compile(
     r"-(instruct|chat|hf|it|base|dynamic|block|kv|w8a8|bf16|fp16|redhatai|\d{4}|tput|v\d+|preview|nvfp4|fp8|fp4|awq|gptq|int4|int8)(?=-|$)"
 )
-"""Words in the names of checkpoints that do not change sizes."""
+"""Words in the names of checkpoints that say nothing about the model's size."""
 _DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
 _SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
 """Names of models that have the sizes of a model in the catalog."""

@@ -39,8 +39,8 @@ AGGREGATED_RELIEF = {
 
 
 def reliefs(*, aggregated: bool, has_decode_cache: bool) -> dict[str, str]:
-    """By resource: fields of a scenario that give more of it. aggregated: True: for aggregated clusters.
-    has_decode_cache: decode has a radix cache already.
+    """For each resource: the scenario fields that give more of it. aggregated: True: for aggregated clusters.
+    has_decode_cache: True: decode already has a radix cache, so that a radix cache is not among the fields.
     """
     found = AGGREGATED_RELIEF if aggregated else RELIEF
     return {name: fields.removesuffix(_CACHE) if has_decode_cache else fields for name, fields in found.items()}

@@ -1,4 +1,4 @@
-"""How busy instances are while the cluster is loaded."""
+"""Computes how busy instances are while the cluster is loaded."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

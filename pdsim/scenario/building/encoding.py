@@ -188,8 +188,9 @@ def _topology(scenario: Scenario, engine: Transport) -> Topology:
 def with_own_media(
     scenario: Scenario, requests: Sequence[RequestSpec], costs: Mapping[str, StepTimes]
 ) -> dict[str, StepTimes]:
-    """Adds the time of encoding media to the step times of servers that encode them within their forwards. costs: step
-    times by instance. Raises ConfigError for forwards whose encoding pdsim does not model. requests: of the load.
+    """Adds the time of encoding media to the step times of servers that encode media within their forwards. requests:
+    all requests of the load. costs: step times by instance. Raises ConfigError for forwards whose encoding pdsim does
+    not model.
     """
     encoders = load_model(scenario.model).encoders
     media = {spec.request_id: spec.media for spec in requests if spec.media}

@@ -334,8 +334,8 @@ def _with_own_draws(policy: Any) -> Any:
 
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
-    """The part of the router that serves one role. The part picks an instance for each request. If servers pick among
-    their data-parallel ranks themselves, the part picks a server. given: the scenario's policy, which is copied.
+    """Builds the router of one role, which picks an instance for each request. If servers choose among their
+    data-parallel ranks themselves, the router picks a server. given: the scenario's policy, which is copied.
     """
     ids, memory = roles(scenario)[role], REMEMBERED
     policy = deepcopy(given)

@@ -116,8 +116,8 @@ class RecomputingExecutor(Executor):
 
 
 class CountingExecutor(Executor):
-    """Executor that counts a request's first token when the prompt is computed, because the request may be retracted
-    before its first decode step. Executor counts this token when the request joins the batch.
+    """Executor for instances that may retract a request before its first decode step. Counts a request's first token
+    when the prompt is computed; `Executor` counts it when the request joins the batch.
     """
 
     def prefill(self, step: PrefillStep) -> StepResult:

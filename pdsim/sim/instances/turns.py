@@ -38,7 +38,9 @@ class StagedRank(Rank):
             self._choose(None)
 
     def end_rest(self) -> None:
-        """Ends the rank's wait for a message. Another rank of the server got one, so all ranks choose a step."""
+        """Ends the rank's wait for a message, because another rank of the server got a message, and all ranks then
+        choose a step.
+        """
         self._waits = False
         if self._timer is not None:
             self._timer.cancel()

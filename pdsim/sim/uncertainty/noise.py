@@ -34,7 +34,7 @@ class Band:
 
     @property
     def width(self) -> float:
-        """Width of the band, divided by the run's own value; 0 if this value is 0."""
+        """Difference between `most` and `least`, divided by the run's own value; 0 if this value is 0."""
         return (self.most - self.least) / self.base if self.base else 0.0
 
     @property

@@ -349,7 +349,7 @@ class Slo:
 
     @property
     def share(self) -> float:
-        """Largest share of requests (0 to 1) that any term wants within its limits. A p99 counts as 0.99."""
+        """Largest share of requests (0 to 1) that must meet the limits of any term. A p99 counts as 0.99."""
         return max(term.percentile for term in self.terms) / 100
 
     def require_classes(self, requests: Sequence[RequestSpec]) -> None:

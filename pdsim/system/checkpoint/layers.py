@@ -149,8 +149,8 @@ def _without_windows(config: Config, mixers: list[Mixer]) -> list[Mixer]:
 
 
 def _attention_mixers(config: Config, num_layers: int) -> list[Mixer]:
-    """How each layer mixes tokens: by attention to all tokens ("full") or to a window. For models that do not list
-    their layers, and in which every layer has attention.
+    """How each layer mixes tokens: by attention to all tokens ("full") or to a window. Used for models whose layers all
+    have attention, and whose config does not list the layers.
     """
     if not window_of(config):
         return ["full"] * num_layers

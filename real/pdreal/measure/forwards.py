@@ -224,7 +224,7 @@ class DecodeCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens of the longest sequence after the step."""
+        """Number of tokens with KV of the longest sequence after the step."""
         return max(self.contexts) + 1
 
 

@@ -62,7 +62,7 @@ class Row:
     min_us: float | None = None
     """Shortest time of all repeats."""
     repeats: int | None = None
-    """Number of repeats."""
+    """Number of times that the work was measured."""
     prompts: int | None = None
     """Number of prompts of a forward."""
     new_tokens: int | None = None

@@ -65,7 +65,7 @@ def storage_rows(
 
 @contextmanager
 def running_store(num_bytes: int) -> Iterator[str]:
-    """Context with a store of one drive, which has num_bytes of memory. The context's value is the master's address."""
+    """Context that runs a store with one drive and num_bytes of memory. Yields the address of the store's master."""
     with asyncio.Runner() as runner:
         store = Store(Processes(runner.get_loop(), lambda *_: None), runner.get_loop())
         try:

@@ -204,9 +204,9 @@ def scattered_ranges(
 def opened(
     transport: str, num_bytes: int, devices: tuple[torch.device, torch.device], hosts: Hosts | None
 ) -> Iterator[tuple[Transport, str, torch.Tensor, int]]:
-    """Context with a receiving process. Its value: the engine, the receiver's address, the sender's memory, and the
-    address of the receiver's memory. transport: name of the engine. num_bytes: size of each side's memory. devices: the
-    sender's, the receiver's. hosts: as for `target_of`.
+    """Context with a receiving process. Yields the engine, the receiver's address, the sender's memory, and the address
+    of the receiver's memory. transport: name of the engine. num_bytes: size of each side's memory. devices: device of
+    the sender, and device of the receiver. hosts: the receiver runs on the first other host; None: on this host.
     """
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)

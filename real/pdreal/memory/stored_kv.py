@@ -66,8 +66,8 @@ class StoredKv:
 
     def read(self, hashes: Sequence[str], host_pages: Sequence[int]) -> Moved:
         """Reads pages from the store into host memory, all with one call. hashes: hash of each page to read.
-        host_pages: for each of them, id of the host page to fill. Moved.num_pages: number of pages before the first one
-        that could not be read.
+        host_pages: for each of them, id of the host page to fill. In the result, num_pages is the number of pages
+        before the first page that could not be read.
         """
         start_ns = monotonic_ns()
         num_read = self._store.read(self._names(hashes), self._places(host_pages), self._page_bytes)

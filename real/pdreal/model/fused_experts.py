@@ -380,7 +380,7 @@ class _Lists(NamedTuple):
     """The experts that each token chose, and for each of a rank's experts the list of its tokens."""
 
     shares: Tensor
-    """Weights of each token's experts, [tokens, active] in fp32."""
+    """Factors of each token's experts in the sum of outputs, [tokens, active] in fp32."""
     chosen: Tensor
     """Indices of each token's experts, [tokens, active] in int32."""
     lists: Tensor

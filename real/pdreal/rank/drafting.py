@@ -64,7 +64,7 @@ def rows_of(columns: Tensor) -> VerifyRows:
 
 class Drafter:
     """Drafts and verifies the tokens of one rank's sequences, with a draft head and its target. Keeps a draft state for
-    each running sequence: the head's proposal for the token after the last one, and the head's hidden state.
+    each running sequence: the next token that the head proposes, and the head's hidden state.
     """
 
     def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:

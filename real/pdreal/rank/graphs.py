@@ -364,7 +364,7 @@ class PrefillGraphs(_Graphs):
         return -(-num_tokens // self._kv.page_size)
 
     def _upload(self, batch: PrefillBatch, size: int) -> None:
-        """Uploads the inputs of a forward. They may be overwritten because the forward before has ended."""
+        """Uploads the inputs of a forward over the inputs of the forward before, which has ended."""
         from pdkernels.attention.paged_prefill import prefill_tiles  # noqa: PLC0415
 
         tokens, positions, slots, last, num_tiles, tiles, pages = self._on_host

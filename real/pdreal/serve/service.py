@@ -129,7 +129,9 @@ class Part(NamedTuple):
     """A new part of an answer: tokens, and the text that can be sent because it cannot belong to a stop text."""
 
     text: str
-    """Text to send. Empty: the new tokens may belong to a stop text or an unfinished character."""
+    """Text to send. Empty: the text is held back, because the new tokens may belong to a stop text or an unfinished
+    character.
+    """
     first_token: int
     """Position in the answer of the part's first token, from 0."""
 
