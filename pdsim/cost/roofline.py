@@ -122,7 +122,7 @@ class RooflineModel:
 
     def _num_sharing(self, step: PrefillStep) -> int:
         """Number of groups of GPUs that share the tokens of a forward by context parallelism. 1: each group computes
-        all tokens. This is so if the forward also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23,
+        all tokens, because the forward also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23,
         layers/cp/zigzag.py:109).
         """
         if self._cp == 1 or step.num_decode_tokens:

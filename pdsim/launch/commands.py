@@ -261,7 +261,7 @@ class Leaf(NamedTuple):
     path: str
     """Dotted path of the field, such as decode.admission."""
     value: Any
-    """Value of the field. For a component: its name."""
+    """Value of the field. If the field is a component, its name."""
     is_default: bool
     """True: the field has its default value."""
 

@@ -38,8 +38,8 @@ def tokens_at(span: StreamSpan, vocab_size: int) -> NDArray[np.int32]:
 
 
 class Tokens:
-    """Token ids of a workload's spans. For outputs that the model has generated, the generated tokens replace the
-    workload's, because a session's next prompt repeats them.
+    """Token ids of a workload's spans. After the model has generated an output, the span of the output has the
+    generated tokens instead of the workload's, because a session's next prompt repeats them.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Outputs of an earlier real run, which the accepted drafts of a later run repeat."""
+"""Reads the outputs of an earlier real run, so that a later run accepts the drafts that repeat these outputs."""
 
 from collections.abc import Sequence
 from pathlib import Path

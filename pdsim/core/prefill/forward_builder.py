@@ -239,9 +239,9 @@ class ForwardBuilder(Generic[RequestT]):
         return num_slots is not None and (num_slots > 0 or self._give_way is not None)
 
     def _refresh(self) -> list[Pick] | HoldUntil | None:
-        """In the first of every 32 calls: asks the policy, marks the cached prefixes of its first MOST_REFRESHED picks
-        as used, the first pick last, and returns all picks, or HoldUntil if no prompt may begin yet. Other calls return
-        None.
+        """In the first of every 32 calls: asks the policy for the order of prompts, and marks cached prefixes of the
+        first MOST_REFRESHED picks as used, the first pick last. Returns all picks, or HoldUntil if no prompt may begin
+        yet. Other calls return None.
         """
         self._num_choices += 1
         if self._num_choices % REFRESH_CHOICES != 1:

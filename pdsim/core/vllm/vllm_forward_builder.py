@@ -324,8 +324,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return None if self._lacks_embeddings else lacking  # later prompts may pass (scheduler.py:1395)
 
     def _begin_or_load(self, pick: Pick, forward: Forward) -> str | None:
-        """Begins a prompt or, if host memory continues its cached prefix, loads this KV. Returns "slots" or "pages" if
-        the prompt lacks these; "" if the step has no room; None: the caller may try the next prompt.
+        """Begins a prompt. If host memory has further KV of the prompt behind its cached prefix, loads this KV instead.
+        Returns "slots" or "pages" if the prompt lacks these; "" if the step has no room; None: the caller may try the
+        next prompt.
         """
         if not self._cache.makes_room_for_states():
             return "pages"

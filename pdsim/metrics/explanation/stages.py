@@ -31,8 +31,8 @@ ENCODE_STAGES: Stages = {
     "encode_forward": ("encode_start_ns", "encode_end_ns", "an encode instance encodes them"),
     "embedding_transfer": ("encode_end_ns", "embeddings_ns", "their embeddings are sent"),
 }
-"""Stages in which a request's media are encoded. They follow the stage of the front end. Their times are those of the
-embeddings that arrive last.
+"""Stages in which a request's media are encoded; these stages follow the stage of the front end. If several embeddings
+arrive, the stages have the times of the last ones.
 """
 
 _WAITING = ("routed_ns", "prefill_start_ns", STAGES["prefill_waiting"][2])

@@ -194,7 +194,9 @@ BANDWIDTH = Dimension("bandwidth", "_bytes_per_s", _BANDWIDTHS, "50 GB/s", 1.0, 
 RATE = Dimension("rate", "_per_s", _RATES, "4/s", 1e-12, 1e15)
 
 DIMENSIONS = (DURATION, BANDWIDTH, SIZE, RATE)
-"""All kinds of quantities. A field has the first whose suffix ends its name, so _bytes_per_s stands before _per_s."""
+"""All kinds of quantities. A field's kind is the first whose suffix ends the field's name, so _bytes_per_s must stand
+before _per_s.
+"""
 
 
 class Quantity:

@@ -126,7 +126,7 @@ class ServerSettings(Section):
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
     experts. tp must be a multiple of dp."""
     ep: int | None = Field(default=None, ge=1)
-    """Expert parallelism (--ep-size). As large as tp: each GPU holds whole experts. 1: all GPUs share each expert.
+    """Expert parallelism (--ep-size). If equal to tp, each GPU holds whole experts. If 1, all GPUs share each expert.
     None: tp if dp > 1, otherwise 1.
     """
     moe_a2a_backend: A2aBackend | None = None

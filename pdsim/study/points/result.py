@@ -97,8 +97,8 @@ class PointResult:
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
 
     def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
-        """A copy of this point, to which the runs in `points` are added as repetitions. If a repetition failed: the
-        point itself.
+        """A copy of this point, with the results of `points` added as repetitions. If this point or one of `points`
+        failed: this point itself.
         """
         if self.error or any(point.error for point in points):
             return self

@@ -145,9 +145,9 @@ def _crossover(study: Study) -> list[str]:
 
 
 def _better(study: Study, apart: str, together: str, series: str) -> str:
-    """Compares a disaggregated candidate (label `apart`) with an aggregated one (`together`) in words. If only one of
-    the two meets the SLO, names this one. Otherwise gives the ratio of their goodputs or, if these are equal, of their
-    latencies. series: the prompt length, with which both labels end.
+    """Compares in words a disaggregated candidate (label `apart`) with an aggregated candidate (label `together`). If
+    only one of the candidates meets the SLO, names this candidate. Otherwise gives the ratio of their goodputs or, if
+    the goodputs are equal, of their latencies. series: the prompt length, with which both labels end.
     """
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):

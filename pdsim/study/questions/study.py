@@ -238,11 +238,10 @@ class Study:
         return point.estimated(lambda run: run.slos[SLO].tail_ms(metric) or 0.0)
 
     def best(self, labels: Iterable[str]) -> str:
-        """Of the candidates that meet the SLO, the one with the most goodput. Among nearly equal ones, the one with the
-        lowest latency.
-
-        If no candidate meets the SLO: the one in which most requests do, preferably without failed requests. If all
-        candidates are saturated: the one with most requests per second and GPU.
+        """Label of the best candidate. Among candidates that meet the SLO: the one with the most goodput; among those
+        with nearly equal goodput, the one with the lowest latency. If no candidate meets the SLO: the one in which most
+        requests are within the SLO, preferably without failed requests. If all candidates are saturated: the one with
+        most requests per second and GPU.
         """
         labels = list(labels)
         steady = self.steady(labels)

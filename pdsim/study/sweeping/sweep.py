@@ -120,9 +120,9 @@ def _repetitions(planner: Planner, point: Point) -> list[Point]:
 
 
 def _with_runs(point: PointResult, runs: Mapping[tuple[int, str], PointResult]) -> PointResult:
-    """Adds to a point its results with the fastest and slowest step times, and its repetitions. Step times are left out
-    if one of their two runs is missing; repetitions, if one repetition is missing. runs: results, by the number and the
-    Point.end of their points.
+    """Adds to a point the results of its runs with the fastest and slowest step times, and of its repetitions. If one
+    of the two runs with other step times is missing, neither is added; if one repetition is missing, no repetition is
+    added. runs: results, by the number and the Point.end of their points.
     """
     ends, repeats = ([runs.get((point.number, one)) for one in names] for names in (ENDS, _REPEATS))
     found = replace(point, ends=[end for end in ends if end is not None] if all(ends) else ())

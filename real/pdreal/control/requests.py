@@ -13,7 +13,9 @@ class Draw(NamedTuple):
     temperature: float
     """Temperature. 0: the likeliest token is chosen."""
     top_p: float
-    """The token is one of the likeliest tokens that together have this probability. 1: any token."""
+    """Tokens are drawn from the smallest set of likeliest tokens that together have at least this probability. 1: from
+    all.
+    """
     top_k: int
     """Number of likeliest tokens to choose from. 0: all."""
     min_p: float

@@ -126,7 +126,7 @@ def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Te
     last = 2 * len(frequencies) - 1
 
     def place(num_turns: float) -> float:
-        """Returns the index of the frequency that makes this number of turns within the original context length."""
+        """Returns the index of the frequency that makes num_turns turns within the original context length."""
         turned = yarn.original_max_position_embeddings / (num_turns * 2 * math.pi)
         return len(frequencies) * math.log(turned) / math.log(theta)
 

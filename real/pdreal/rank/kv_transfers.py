@@ -1,5 +1,5 @@
-"""KV that an instance sends or receives, from the view of its leader: transfer units, staged cells, and the check of
-KV.
+"""Sends and receives KV of an instance, as its leader sees the transfers: transfer units, staged cells, and the check
+of KV.
 """
 
 from collections.abc import Callable, Iterable, Sequence
