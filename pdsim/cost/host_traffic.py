@@ -66,7 +66,7 @@ class HostMoves:
 
     def ns(self, num_tokens: float, routed: float) -> float:
         """Time in ns of all exchanges between hosts in a forward of num_tokens tokens on idle links, including the
-        fixed time. routed: as of in_bytes.
+        fixed time. routed: num_tokens times the busiest GPU's expert load, relative to the mean load.
         """
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 

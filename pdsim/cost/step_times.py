@@ -341,9 +341,9 @@ class StepTimes:
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
         """Returns the duration of a whole decode step, as a line over the KV tokens that the batch reads.
 
-        line: duration of the target model's forward. The result adds drafting, host work, empty rows of the CUDA graph
-        and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that the experts of the
-        instance's GPUs compute, divided by the number of the instance's tokens; None: 1.
+        line: duration of the target model's forward. The result adds drafting, host work, rows of the CUDA graph
+        without a request, and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that
+        experts compute, divided by the number of the instance's own tokens; None: 1.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)

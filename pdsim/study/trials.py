@@ -47,8 +47,8 @@ class Trials:
 
     @cached_property
     def repetitions(self) -> list["Trials"]:
-        """The same trials with other message latencies, each up to 10 % shorter or longer. Empty: the load is no
-        recorded trace, so its seeds already vary the runs.
+        """For each changed message latency (up to 10 % shorter or longer): trials of the same load with this latency.
+        Empty: the load is no recorded trace, so runs with other seeds show how much numbers change by chance.
         """
         return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 

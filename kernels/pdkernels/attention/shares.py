@@ -61,9 +61,9 @@ def store_part(
     parts, part_stats, output, part, sequence, is_whole, head, used, largest, total, out,
     HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Stores the result of some heads for a part: the blocks of one sequence in one share. If the part is a whole
-    sequence (is_whole), writes the normalised result to `output`. Otherwise, writes `out` to slot `part` of parts, and
-    largest and total to part_stats.
+    """Stores the result of some heads for a part: the blocks of one sequence in one share. If the part is the whole
+    sequence (is_whole), writes the normalised result to `output`. Otherwise, writes the unnormalised result to
+    parts[part], and the largest score and the sum of weights to part_stats[part].
 
     HEADS: number of all heads. head: indices of these heads. used: mask of the heads that exist. largest, total, out:
     running softmax of pdkernels.attention.prefill.attend.
@@ -86,11 +86,12 @@ def join_kernel(
     HEADS: tl.constexpr, DIM: tl.constexpr, BATCH: tl.constexpr, SHARES: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Joins the parts of one sequence for one query head, weighted by their softmax sums, and writes the result to
-    `output`. Writes zeros if the sequence has no part. Does nothing if it has one, because store_part has written the
-    result.
+    `output`. Writes zeros if the sequence has no part. Does nothing if the sequence has only one part, because
+    store_part has written the result.
 
-    parts, part_stats: results of parts, as store_part writes them. bounds: as of divide_kernel. HEADS: query heads.
-    BATCH, SHARES: numbers of sequences and shares. AT_ONCE: number of parts that are read at once.
+    parts, part_stats: results of parts, as store_part writes them. bounds: block bounds of the sequences, from
+    divide_kernel. HEADS: query heads. BATCH, SHARES: numbers of sequences and shares. AT_ONCE: number of parts that are
+    read at once.
     """
     wait_for_earlier()
     head, sequence = tl.program_id(0), tl.program_id(1)

@@ -39,10 +39,10 @@ WAVES = (1, *(2**k for k in range(6, 12)))
 
 @dataclass(frozen=True)
 class Form:
-    """A model of times in ns: the sum of coefficient x term. If the sum over the terms in `least` is larger, that sum
-    is the time. terms, least: functions of the rows' columns, by the name of the coefficient. overlap: share by which
-    posting descriptors and moving bytes of a transfer overlap; None: no transfer. knots: sizes at which the pieces of a
-    table meet; empty: no table. wave_tokens, tile_tokens: as in `prefill_form`.
+    """A formula for times in ns: the sum of coefficient x term over `terms`, but at least the same sum over `least`.
+    terms, least: functions of the rows' columns, by the name of the coefficient. overlap: share by which posting
+    descriptors and moving bytes of a transfer overlap; None: no transfer. knots: sizes at which the pieces of a table
+    meet; empty: no table. wave_tokens, tile_tokens: see `prefill_form`.
     """
 
     name: str

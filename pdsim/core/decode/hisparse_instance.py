@@ -1,8 +1,8 @@
-"""A decode instance with HiSparse: prefill sends KV to host memory, and the GPU has a buffer of each running request.
+"""A decode instance with HiSparse: prefill sends KV to host memory, and the GPU has a buffer for each running request.
 
 A request is admitted if its KV fits the host memory, and if a whole buffer is free for it and for each request in
-transfer. Its buffer is allocated when its KV has arrived. A request that must give way fails, because its KV is kept
-nowhere else (--disaggregation-decode-retraction-backup none).
+transfer. The request gets its buffer when its KV has arrived. A retracted request fails, because its KV is kept nowhere
+else (--disaggregation-decode-retraction-backup none).
 
 Source: SGLang 0.5.23, disaggregation/decode.py:1414, 2097, 3489, managers/hisparse_coordinator.py:878,
 managers/schedule_batch.py:3488. Law: tests/laws/test_hisparse.py.

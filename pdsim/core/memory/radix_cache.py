@@ -68,10 +68,10 @@ class PagePool:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV. key: of the first page, by which
-    `parent` has the node in `children`. born, last_access: serial numbers of accesses. num_hits: number of uses.
-    heap_serial: of the valid entry in the heap of nodes to evict; 0: none. locks: number of times that the node is
-    locked now. readers: number of running requests that read it in each decode step.
+    """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV. key: key of the node's first
+    page, by which `parent` has the node in `children`. born, last_access: serial numbers of accesses. num_hits: number
+    of uses. heap_serial: serial number of the node's valid entry in the heap of nodes to evict; 0: none. locks: number
+    of locks on the node. readers: number of running requests that read the node in each decode step.
     """
 
     parent: "Node | None"

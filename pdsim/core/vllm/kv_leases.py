@@ -1,10 +1,10 @@
-"""Leases on computed KV, which prefill holds until decode reads it. While decode lives, it renews the lease again and
-again.
+"""Leases on computed KV, which prefill holds until decode reads it. As long as the decode instance runs, it renews the
+lease again and again.
 
 If decode dies, nobody tells prefill that the KV is not needed: prefill frees it when the lease ends. NIXL's lease lasts
 30 s from the end of the prompt's computation and 20 s from each renewal (vLLM 0.33.0, nixl/base_scheduler.py:84,
-base_worker.py:631, 3392). Mooncake's lasts 480 s and is never renewed (envs.py:268). If decode refuses or aborts a
-request, it tells prefill to free the KV (nixl/pull_scheduler.py:220, push_scheduler.py:233,
+base_worker.py:631, 3392). Mooncake's lease lasts 480 s and is never renewed (envs.py:268). If decode refuses or aborts
+a request, it tells prefill to free the KV (nixl/pull_scheduler.py:220, push_scheduler.py:233,
 mooncake_connector.py:1189).
 """
 

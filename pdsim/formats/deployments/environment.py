@@ -1,4 +1,4 @@
-"""Reads environment variables that change how servers behave, as fields of a scenario."""
+"""Translates those environment variables that change how servers behave into fields of a scenario."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -261,9 +261,10 @@ class CostChoice(Section):
     an empty row, as a share of the time in which the row of a request reads its KV. Empty rows take time because
     attention kernels divide the context as if every row had a request."""
     graph_empty_rows_free: bool = False
-    """True: apart from graph_empty_row_kv, empty rows of a CUDA graph (rows without a request) take no time. Two kinds
-    of servers need true: servers that mask the empty rows of whole experts, and real mode for models with experts,
-    where all empty rows choose the same experts."""
+    """True: apart from graph_empty_row_kv, empty rows of a CUDA graph (rows without a request) take no time. This holds
+    for two kinds of servers: those with whole experts that skip empty rows, and real mode with experts, where all empty
+    rows choose the same experts.
+    """
     eager_layer: Duration = 310_000
     """Minimum time of a layer in a decode step without a CUDA graph. The default was measured for Qwen3-8B on an H200;
     the cost model roofline has the same default in prefill_layer.

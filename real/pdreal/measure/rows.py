@@ -60,7 +60,7 @@ class Row:
     """Median time from the call on the host to the result on the host. For kind `loop`: the mean time between starts of
     steps."""
     min_us: float | None = None
-    """Shortest time of all repeats."""
+    """Shortest time of the repeated measurements."""
     repeats: int | None = None
     """Number of times that the work was measured."""
     prompts: int | None = None

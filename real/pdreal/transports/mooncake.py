@@ -95,8 +95,9 @@ class MooncakeTransport:
         return int(self._engine.batch_transfer_sync_write(address, *ranges)) == 0
 
     def _write_asleep(self, address: str, *ranges: list[int]) -> bool:
-        """Writes each range by itself, because the engine's check of a write looks at one range only. ranges: local
-        addresses, remote addresses, and lengths in bytes. Returns True if all ranges are written.
+        """Writes all ranges while this thread sleeps. Each range is a write of its own, because the engine checks one
+        range only when it is asked whether a write has ended. ranges: local addresses, remote addresses, and lengths in
+        bytes. Returns True if all ranges are written.
 
         The time limit is the same as the engine's own. Without a limit TCP would keep trying for a quarter of an hour
         after a link is cut.
