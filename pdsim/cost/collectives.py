@@ -187,8 +187,8 @@ class Collectives:
         return self._gathers(layout.dcp_rules.num_exchanges * attention.num_layers, num_bytes)
 
     def of_contexts(self) -> Gathers:
-        """Times, fixed and per context token of a prompt, of the collectives by which each GPU gets the latents that
-        the other GPUs of its DCP group hold (SGLang 0.5.23, layers/dcp/comm.py: all_gather_kv_cache_for_dcp; vLLM
+        """Fixed time, and time per context token of a prompt, of the collectives in which each GPU receives the latents
+        that the other GPUs of its DCP group hold (SGLang 0.5.23, layers/dcp/comm.py: all_gather_kv_cache_for_dcp; vLLM
         0.33.0, MLADCPManager.kv_gather). 0 without DCP or latent attention.
         """
         layout, attention = self.layout, self.layout.model.attention

@@ -1,5 +1,5 @@
-"""Parts that the launches of all engines share: commands, the places of servers on hosts, and rules on which fields a
-command can express.
+"""Commands, places of servers on hosts, and rules on the fields that a command can express. The launches of all engines
+use them.
 """
 
 import re

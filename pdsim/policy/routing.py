@@ -118,8 +118,8 @@ class CacheAware:
 @dataclass
 class QueueLimit:
     """Limits the number of requests that wait for their first token, by SGLang's rule (--max-queued-requests). At the
-    limit, an arriving request is refused. If a waiting request has a lower priority, the waiting request is refused
-    instead: the last of the lowest priority.
+    limit, an arriving request is refused. If waiting requests have a lower priority, one of them is refused instead:
+    among those of the lowest priority, the request that came last.
     """
 
     max_queued_requests: int

@@ -120,8 +120,8 @@ class AudioEncoder:
         return self.num_params * _ELEMENT_BYTES
 
     def matrix_flops(self, num_tokens: int) -> int:
-        """FLOPs of matrix products of a clip of num_tokens prompt tokens: its positions in all layers, then the
-        projections.
+        """FLOPs of all matrix products for an audio clip of num_tokens prompt tokens: in the encoder's layers for each
+        position of the clip, and in the projections for each prompt token.
         """
         of_layers = self._num_positions(num_tokens) * self._num_layer_params * self.num_layers
         return 2 * (of_layers + num_tokens * self._num_projection_params)

@@ -19,8 +19,8 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN's scaling of rotary position embeddings and attention: rope_scaling of type yarn in config.json. Each field
-    has the name and meaning of its field there.
+    """YaRN's scaling of rotary position embeddings and attention. Fields have the names and meanings of the fields of
+    rope_scaling (with type yarn) in config.json.
     """
 
     factor: float

@@ -206,8 +206,8 @@ class Layout:
 
     @property
     def num_server_gpus(self) -> int:
-        """Number of a server's GPUs that take part in the same collectives: those of all its data-parallel instances.
-        With several pipeline stages: those of one stage.
+        """Number of a server's GPUs that take part in the same collectives: the GPUs of all its data-parallel
+        instances, or only those of one stage if the server has several pipeline stages.
         """
         return self.tp * self.dp * self.cp
 

@@ -17,7 +17,7 @@ def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) 
     """Returns the output tokens of each request of an earlier real run, by request id. Raises RunFolderError if the run
     is no complete real run of the same requests.
 
-    requests: requests of the later run, for a model with `vocab_size` tokens.
+    run: folder of the earlier run. requests: requests of the new run, for a model with `vocab_size` tokens.
     """
     summary = read_summary(run)
     if summary.get("accept_length") is not None and summary["pdsim"].get("reference_match") != 1:

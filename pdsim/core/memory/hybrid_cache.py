@@ -42,9 +42,9 @@ class HybridLease(Lease):
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
         """node: last node of the locked prefix. pages: the prefix's pages. num_slots: number of slots for the request's
-        states. branch_tokens: number of the prompt's first tokens with cached pages, in whole chunks, if pages continue
-        after the last cached state; a chunk should leave a state after these tokens. 0: no cached pages continue after
-        the state.
+        states. branch_tokens: cached pages may continue after the last cached state; then the number of the prompt's
+        first tokens with cached pages, in whole chunks, after which a chunk should store a state. 0: no cached pages
+        continue after the state.
         """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots

@@ -99,6 +99,6 @@ class HealthSettings(Section):
     max_retries: int = Field(default=5, ge=0)
     """Maximum number of retries of a request."""
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
-    """Largest share by which chance makes a backoff longer or shorter. The first backoff is 50 ms, and each next 1.5
-    times as long.
+    """Largest share by which chance makes a backoff longer or shorter. The first backoff is 50 ms, and each further
+    backoff is 1.5 times as long as the one before.
     """

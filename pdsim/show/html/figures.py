@@ -260,7 +260,7 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """How much one field changes a metric. low, high: the smallest and largest relative change of the metric."""
+    """The effect of one field on a metric. low, high: the smallest and the largest relative change of the metric."""
 
     name: str
     """Name of the changed field."""

@@ -14,8 +14,8 @@ from pdsim.sim.links.network import Flows
 
 @dataclass(slots=True, eq=False)
 class EmbeddingMove:
-    """Embeddings on their way to a server. They are one part of a request's media, which one encode instance encoded. A
-    move may share links with transfers of KV.
+    """A move of embeddings to the server that waits for them: of one part of a request's media, which one encode
+    instance has encoded. A move may share links with transfers of KV.
     """
 
     moves: "EmbeddingMoves"

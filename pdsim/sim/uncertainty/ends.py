@@ -121,7 +121,7 @@ class Ends:
 
 
 def _undecided(_part: Part) -> None:
-    """A judge (Judge) that never extrapolates, so that the whole load is simulated."""
+    """A Judge that never decides from a part of the load, so that the whole load is simulated."""
 
 
 class _Told(Exception):  # noqa: N818  no error: the part tells all

@@ -124,8 +124,8 @@ class Plan:
     """
 
     busiest: Mapping[str, Any] | None = None
-    """Request rate and queue of the plan in the minutes with the longest queue, from the function `busiest`. None: not
-    computed.
+    """Request rate and queue of the plan's cluster in those minutes of the load in which the queue is longest (see
+    pdsim.study.planning.busiest). None: not computed.
     """
 
     @property

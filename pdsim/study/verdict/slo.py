@@ -270,7 +270,7 @@ class Judgement:
         raise KeyError(wanted)
 
     def tail_ms(self, metric: str) -> float | None:
-        """The metric in ms at the limited percentile, by the SLO's first term on this metric. None: no such term."""
+        """The metric in ms at the percentile of the first term that limits the metric. None: no term limits it."""
         for term, reading in self.readings.items():
             names = [name for name, _ in term.limits_ms]
             if metric in names:

@@ -158,8 +158,9 @@ class Config:
 
 
 def _text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the fields of the text model. A model with images or audio nests these fields in a section. The other
-    fields of the file are added, except those that the section also has.
+    """Returns the fields of the text model. A model with images or audio has these fields in a section of its
+    config.json. The result then also has the fields outside the section; if a field is in both places, the section's
+    value counts.
     """
     for name in _TEXT:
         nested = fields.get(name)

@@ -72,7 +72,9 @@ class Processes:
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all ranks with SIGKILL. on_exit is called when the processes have ended."""
+        """Kills one rank or all ranks of an instance with SIGKILL. When a killed process has ended, the caller is told
+        as after any other end of a rank (on_exit).
+        """
         for i, process in enumerate(self._alive.get(instance_id, [])):
             if rank in {None, i} and process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)

@@ -126,8 +126,9 @@ class Exchange:
     decode: CacheGeometry
     """Shape of the cache of one decode rank."""
     layer_groups: int = 0
-    """A forward's layers are divided into this number of groups, and each group's KV is sent when it is computed. 0:
-    all KV is sent when the forward is done."""
+    """Number of groups into which a forward's layers are divided. The KV of each group is sent when the group is
+    computed. 0: all KV is sent when the forward is done.
+    """
     window_layers: Sequence[int] = ()
     """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, after the KV of all other
     layers."""

@@ -231,8 +231,8 @@ class RankGroup:
         followers: Sequence[str],
         fail: Callable[[BaseException], None],
     ) -> None:
-        """threads: those of this rank. followers: names of the processes of the other ranks. fail: called with the
-        error if the instance cannot continue.
+        """threads: the threads of this rank. followers: names of the processes of the other ranks. fail: called with
+        the error if the instance cannot continue.
         """
         self.fail = fail
         self._channel = channel
