@@ -184,8 +184,8 @@ class KvReads:
         self._owed_ns = 0.0
 
     def prolonged_ns(self, start_ns: int, duration_ns: int) -> int:
-        """Returns the duration in ns of a forward that begins at start_ns: duration_ns, its duration without reads, and
-        the time that reads add which were counted since the forward before (`ended`). The caller makes one call per
+        """Returns the duration in ns of a forward that begins at start_ns. Transfers that `ended` has counted since the
+        last forward add to its duration. duration_ns: duration without such transfers. The caller makes one call per
         forward, in order.
         """
         owed_ns = int(self._owed_ns)
@@ -324,8 +324,8 @@ class StepTimes:
         return graphs is not None and not graphs.has_free_rows and graphs.size(num_requests) is not None
 
     def shared_line(self, num_requests: int, expert_tokens: float) -> DecodeLine:
-        """As decode_line, for data-parallel instances that share their experts: these compute expert_tokens tokens per
-        instance, instead of the step's own. Only rooflines distinguish experts.
+        """The line of decode_line for data-parallel instances that share their experts: expert_tokens is the number of
+        tokens that experts compute per instance. Has an effect with rooflines only.
         """
         if not isinstance(self.decode, RooflineModel):
             return self.decode_line(num_requests)

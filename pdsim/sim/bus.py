@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def has_ended(self) -> bool:
-        """True if no event is due but those that only look."""
+        """True if no event is left that can change the run. Events that only read metrics (num_watches) are ignored."""
         return len(self._queue) == self.num_watches
 
 

@@ -1,4 +1,4 @@
-"""Measures our kernels on this GPU, and SGLang's for comparison, and writes the times to a CSV file.
+"""Measures the kernels of pdkernels on this GPU, and SGLang's for comparison, and writes the times to a CSV file.
 
 python -m pdkernels.bench [--quick] [--sglang FOLDER] --out rows.csv
 """

@@ -434,7 +434,7 @@ def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
 
 
 def _held_out(form_of: Callable[[Rows], Form], rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Relative error of each row, by a fit to the rows of other shapes, which has no knot at the row's own shape."""
+    """Relative error of each row in a fit that leaves out the rows of its shape, and a table's entry at this shape."""
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold

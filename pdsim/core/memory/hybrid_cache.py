@@ -124,8 +124,8 @@ class KeptStates:
 
 
 class HybridKvCache(KvCache):
-    """Leases that continue from cached states, as in SGLang's unified radix cache with its Mamba component.
-    keeps_replaced, counts_every_insert: as in KvCache.
+    """A KV cache that also keeps linear-attention states, from which leases continue, as in SGLang's unified radix
+    cache with its Mamba component. keeps_replaced, counts_every_insert: as in KvCache.
     """
 
     def __init__(

@@ -192,8 +192,8 @@ class KvCache:
         return Lease(node, pages, len(pages))
 
     def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest cached prefix of at most max_tokens. A load will continue this prefix, so it
-        need not end at a state.
+        """Opens a lease on the longest cached prefix of at most max_tokens. Caches with linear-attention states may
+        return a prefix without a state at its end, because KV loaded from host memory continues it.
         """
         return self.open(sequence, max_tokens)
 

@@ -170,9 +170,9 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _about_servers(config: Mapping[str, Any]) -> dict[str, str]:
-    """What an orchestrator's file says about servers besides their settings, as entries of Process.variables, from
-    which `roles_of` reads them. "port N": role of the server at this port. "router ROLE": routing policy of a role.
-    "aside NAME": the file has a section of this name, which pdsim leaves out.
+    """Returns entries of Process.variables with the roles and routing policies of servers in an orchestrator's file,
+    from which `roles_of` reads them. "port N": role of the server at this port. "router ROLE": routing policy of a
+    role. "aside NAME": the file has a section of this name, which pdsim leaves out.
     """
     found: dict[str, str] = {}
     for section, role in _SECTIONS.items():

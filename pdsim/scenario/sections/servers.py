@@ -251,7 +251,7 @@ class ComputingSettings(ServerSettings):
 
     cp: int = Field(default=1, ge=1)
     """Context parallelism (--attn-cp-size): number of groups of the server's GPUs that share the tokens of a prompt.
-    Each group holds all KV of the prompt, and computes all decode steps. cp divides tp. Simulation only."""
+    Each group holds all KV of the prompt, and computes all decode steps. tp is a multiple of cp. Simulation only."""
     chunked_prefill_tokens: int | None = Field(default=None, ge=-1)
     """Maximum number of tokens of one forward (--chunked-prefill-size), for all data-parallel ranks together. None: the
     engine's default for the GPU's memory. 0 or -1: no chunking.

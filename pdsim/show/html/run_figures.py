@@ -212,7 +212,7 @@ def transfers(records: Records) -> FigureBlock:
 
 
 _HOLDS = ("behind others", "bytes move", "descriptors", "set-up")
-"""Names of the stages in which a transfer unit spends its time, in the legend of the figure of transfers."""
+"""Names, in the legend of the figure of transfers, of what takes the longest part of a transfer unit's time."""
 
 
 def _draw_speed(ax: Any, sent: Columns) -> None:

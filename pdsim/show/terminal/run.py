@@ -57,8 +57,9 @@ _IN_STAGE = {
 }
 """For each stage: words for what a request does in it."""
 _KERNELS_ALONE = ": only kernels of "
-"""Part of the warning that only kernels were measured, by which is_of_kernels recognises it. Without --details the
-warning is not printed, because the text on confidence says the same."""
+"""Text by which is_of_kernels finds the warning that only kernels were measured. This warning is printed with --details
+only, because the text on confidence says the same.
+"""
 
 
 def print_run(

@@ -246,8 +246,8 @@ class Finder:
         return found
 
     def _lone(self) -> LoneRequest | None:
-        """A request that misses the SLO although requests are sent one at a time. None: with requests sent one at a
-        time, some cluster with one server per role meets the SLO; or no request ends in the runs.
+        """A request that misses the SLO although requests are sent one at a time, to clusters with one server per role.
+        None: one of these clusters meets the SLO, or no request ends in the runs.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):

@@ -43,8 +43,8 @@ class Processes:
         """Lock for one start at a time, because a start changes state that this process's threads share."""
 
     async def prepare(self) -> None:
-        """Starts the process from which ranks are forked. This is done in a thread, because that process imports torch
-        first. An earlier such process may have been killed.
+        """Starts the fork server, a process from which all ranks are forked, if none runs. Waits in a thread, because
+        the fork server imports torch first.
         """
         await asyncio.to_thread(self._fork_one)
 

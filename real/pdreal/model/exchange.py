@@ -148,7 +148,7 @@ def _computed(rows: Tensor, weights: ExpertWeights) -> Tensor:
 
 
 def tokens_of(ranks: TensorParallel, *, has_experts: bool) -> Tokens:
-    """Returns which tokens a rank has outside of attention: a share if ranks send tokens to experts and the model has
-    experts, else all.
+    """Returns an object that knows which tokens this rank computes outside of attention: its share of them if the model
+    has experts and ranks send tokens to experts, else all tokens.
     """
     return DividedTokens(ranks) if ranks.sends_to_experts and has_experts else AllTokens(ranks)
