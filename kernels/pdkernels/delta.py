@@ -21,7 +21,9 @@ _STEP_VALUES, _SCAN_VALUES, _OUTPUT_VALUES = 16, 32, 64
 
 
 class Recurrence(Protocol):
-    """Shape and weights of one layer on a rank: pdreal.model.delta.DeltaWeights."""
+    """The weights and sizes of one linear-attention layer that the kernels need, for the heads of one rank.
+    pdreal.model.delta.DeltaWeights has these attributes.
+    """
 
     @property
     def conv(self) -> Tensor:
@@ -109,8 +111,10 @@ def step_kernel(
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Computes the recurrence for one token of one sequence, for BLOCK value dimensions of one head, and updates the
-    state. mixed: outputs of the convolution. states: `ssm` of delta_step. rates, biases: of the layer (Recurrence).
-    gate_stride: elements from one row of betas and decays to the next. Other arguments: as of delta_step.
+    state. mixed: outputs of the convolution. betas, decays, slots, tracked: as in delta_step. states: `ssm` of
+    delta_step. rates, biases: of the layer (Recurrence). out: outputs, as delta_step returns them. gate_stride:
+    elements from one row of betas and decays to the next. HEADS, KEY_HEADS: numbers of value heads and key heads. KEY,
+    VALUE: dimensions of a key and of a value.
     """
     row, head = tl.program_id(0), tl.program_id(1)
     key, value = tl.arange(0, KEY), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)

@@ -18,7 +18,7 @@ from pdsim.study.verdict.slo import Slo
 
 
 class Judge:
-    """Judges runs of one scenario by an SLO."""
+    """Decides whether runs of one scenario meet an SLO."""
 
     def __init__(self, slo: Slo, scenario: Scenario) -> None:
         self._slo = slo

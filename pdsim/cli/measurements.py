@@ -198,7 +198,9 @@ def scale(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Derive a profile for another GPU. Each coefficient scales with its limiting resource and gets an interval."""
+    """Derive a profile for another GPU. Each coefficient is scaled by its limiting resource, and gets an interval of
+    possible values.
+    """
     from pdsim.calibration.fit.scaling import GpuScaling, model_of
     from pdsim.calibration.fit.scaling import scale as scaled
     from pdsim.scenario.sections.profile import read_profile

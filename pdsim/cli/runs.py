@@ -112,8 +112,9 @@ def _parsed(slo: str) -> "Slo":
 def _file_or_starter(
     scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Context with a scenario file and its changes. Without a file: with a generated scenario for the load, and no
-    changes. Raises ConfigError if there is neither file nor load, or the load is wrong.
+    """Context with a scenario file, and changes of its fields. If the user names no file, the file is a generated
+    scenario for the load, and there are no changes. Raises ConfigError if the user gives no file and no load, or a
+    wrong load.
     """
     if scenario is not None:
         yield scenario, (*load.changes(has_own_load=True), *changes)

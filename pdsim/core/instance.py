@@ -44,7 +44,7 @@ class Request:
     """Sequence number that the request got when it last joined the instance's queue or, on decode, became ready to run.
     """
     num_taken_before: int = 0
-    """Total number of prompt tokens that the instance had computed when the request joined the queue."""
+    """Total number of prompt tokens that the instance had taken into forwards when the request joined the queue."""
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt that the instance must encode or read, in the prompt's order."""
     encode_ids: tuple[str, ...] = ()

@@ -124,8 +124,9 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
 
 
 def _check_buffers(cache: HiSparseCache, leases: Sequence[Lease]) -> None:
-    """Checks the number of GPU pages of each request whose KV is in host memory. Before the KV has arrived: none.
-    Afterwards: as many as the KV has pages, or a whole buffer. Raises InvariantError.
+    """Checks the number of GPU pages of each request whose KV is in host memory. Before the KV has arrived, the request
+    has no GPU pages. Afterwards, a request with short KV has a GPU page for each page of KV, and a request with longer
+    KV has a buffer of a fixed size. Raises InvariantError.
     """
     buffers, num_held = cache.buffers, 0
     for lease in leases:

@@ -218,7 +218,8 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """Transport to prefill: no transfer reads the request's pages any more."""
+    """Tells prefill that all transfers of a request's KV have ended, so no transfer reads the request's pages any more.
+    """
 
     request_id: int
 

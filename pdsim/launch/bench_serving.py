@@ -83,8 +83,8 @@ def only_equal_images(_: Any, scenario: Scenario) -> str | None:
 
 
 def image_size(workload: RandomLengths, model: str) -> tuple[int, int, int] | None:
-    """Number of images of a request, and height and width in pixels of an image that has the workload's tokens. None:
-    there are no images, or they differ from each other.
+    """Number of images of a request, and height and width in pixels that give an image its number of tokens in the
+    workload. None: there are no images, or requests differ in images. model: name of the model in the catalog.
     """
     encoder = load_model(model).encoder
     if encoder is None or not isinstance(workload.images, Fixed) or not isinstance(workload.image_tokens, Fixed):

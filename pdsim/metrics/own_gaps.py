@@ -41,8 +41,8 @@ class _Stay(NamedTuple):
 
 
 class OwnGaps:
-    """Collects the gaps between the tokens of each attempt of a request. An attempt may join several batches, one after
-    another.
+    """Collects the gaps between the tokens of each attempt of a request. An attempt may join decode batches several
+    times, for example after a retraction.
 
     With a stream interval above 1, a gap is the time between two groups of tokens that reach the client together.
     """

@@ -160,9 +160,7 @@ _NUMBERS = re.compile(
 """Pattern of fields that are numbers in the summary of every run."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
-"""Fields of SUMMARY_ROWS. A field is null if there was nothing to measure, such as the TPOT of requests with
-one token.
-"""
+"""Names of the summary fields in SUMMARY_ROWS. In a summary, these fields may be null: there was nothing to measure."""
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:

@@ -119,8 +119,9 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Slices of transfers, on the track of their worker, with the causes of delay as slices inside. Also counters of
-    the transfers in flight on each path. process: number of each instance's process.
+    """Yields the timeline's events of transfers: each transfer is a slice on the track of its worker, and contains
+    slices for the causes of delay. Counters show the number of transfers in flight on each path. process: number of
+    each instance's process.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker

@@ -34,7 +34,7 @@ class SessionAffinity:
     ttl_ns: int = 600 * _SECOND_NS
     """Time for which a session without unfinished requests keeps its instance."""
     otherwise: RoutingPolicy = field(default_factory=DynamoKv)
-    """Policy that picks an instance for the first request of a session."""
+    """Policy that picks an instance if the session has none yet, as for the first request of a session."""
     scope: Scope = "agent"
     """Sessions of an agent run. agent: each agent has a session of its own, as coding agents name their sessions
     (X-Dynamo-Session-ID). siblings: all sub-agents share one session, and the run's own agent has another session

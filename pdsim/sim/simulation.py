@@ -234,7 +234,7 @@ class Simulation(Bus):
 
     @property
     def _is_looked_at(self) -> bool:
-        """True: the router reads the pages of instances between decode steps, so each step is simulated alone."""
+        """True: the router reads the state of instances between decode steps, so each step is simulated alone."""
         router = self.cluster.router
         return router.metrics_interval_ns > 0 or ("aggregated" in router.roles and bool(router.asked_caches))
 

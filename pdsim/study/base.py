@@ -113,8 +113,9 @@ class Base:
         return next(((path, float(value)) for path, value in values.items() if value is not None), None)
 
     def with_load(self, value: float) -> Changes:
-        """Changes that set the load to a value. Its meaning depends on the scenario: requests per second, the number of
-        clients in a closed loop, or a trace's speed-up. The scenario must have a load to set (`load`).
+        """Changes that set the scenario's load to `value`: requests per second, the number of clients in a closed loop,
+        or a trace's speed-up, depending on the scenario. The scenario must have a load that can be set: `load` is not
+        None.
         """
         assert self.load is not None
         path, _ = self.load

@@ -76,7 +76,9 @@ class RandomLengths:
         return [spec._replace(request_class=name) for spec, name in zip(specs, drawn, strict=True)]
 
     def _media(self, rng: Streams) -> Iterator["MediaDraw"]:
-        """Yields one MediaDraw for images, then one for audio clips, each only if prompts have such items."""
+        """Yields an object that draws the images of prompts, then an object that draws their audio clips. Leaves out a
+        kind that prompts do not have.
+        """
         if self.images is not None and self.image_tokens is not None:
             yield MediaDraw(rng, "image", self.images, self.image_tokens, self.distinct_images, self.image_share)
         if self.audio_clips is not None and self.audio_tokens is not None:

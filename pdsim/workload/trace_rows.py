@@ -278,7 +278,10 @@ class RowReader:
         self._turns[session] = spec, self._end_ns(line)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns a later turn's prompt: `prompt` if its row has ids of tokens, else it extends the turn before."""
+        """Returns the prompt of a turn that follows the turn `before`. If the turn's row `line` has token ids, returns
+        `prompt`. If not, the new prompt begins with prompt and output of the turn before. prompt: the prompt that was
+        read from the row alone.
+        """
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -307,8 +310,8 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Returns the length in ns of the unit of field `name`: as the user set it, as the format has it, or
-        inferred.
+        """Returns the length in ns of the time unit in which the trace gives the field `name`. The user's setting comes
+        first, then the unit of the trace's format, then the unit that fits the values.
         """
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit

@@ -1,4 +1,4 @@
-"""Public traces, including traces of agents, and tables of requests."""
+"""Reads public traces, including traces of agents, and tables with one request per row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter

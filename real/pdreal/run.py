@@ -42,7 +42,7 @@ class RealRun:
     """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
     loop, and those after a session's pause."""
     drafted: Drafted = NO_DRAFTS
-    """Numbers of drafts that decode steps accepted, over all requests."""
+    """Numbers of accepted drafts, summed over all requests."""
     hosts: dict[str, Any] = field(default_factory=dict)
     """Clock offsets of the other hosts in ms, by host (RemoteHost.described)."""
 

@@ -48,11 +48,11 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
-    """Fields of front_end in ns, from rows of kind `host` that real mode measured. medians: medians of these rows, by
-    name.
+    """Returns times in ns for the section front_end of a profile, from rows of kind `host` that real mode measured.
+    medians: medians of these rows, by name.
 
-    The service time is serial, because one process (the launcher) routes all requests. The latency before prefill
-    includes the time of decode's admission, which precedes the grant of pages.
+    The time `service` is serial, because one process (the launcher) routes all requests. `latency_in`, the delay before
+    prefill, includes decode's admission, which precedes the grant of pages.
     """
     if not medians.keys() >= {"route", "admit", "answer", "message"}:
         return {}

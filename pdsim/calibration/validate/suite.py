@@ -68,7 +68,7 @@ class Tolerances(Section):
     median: Percentage | None = None
     """Largest accepted median of a metric's errors over all variants."""
     mean: Percentage | None = None
-    """Largest accepted error of throughput, and of any mean, in each variant."""
+    """Largest accepted error of throughput and of mean times (TTFT, TPOT, ITL, latency), for each variant."""
     p99: Percentage | None = None
     """Largest accepted error of any p99 in each variant."""
     winner: Percentage | None = None

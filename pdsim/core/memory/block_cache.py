@@ -64,8 +64,8 @@ class BlockCache(RadixCache):
         self._offer(self.split(node, node.stop - num_pages * self.page_size))
 
     def _replace(self, node: Node) -> int:
-        """Frees a node's pages, and gives the node the copies of the first lease in `twins`. Returns the number of
-        freed pages.
+        """Frees a node's pages, and gives the node the twin pages of the first lease in `node.twins` instead. Returns
+        the number of freed pages.
         """
         if self._pool is not None:
             self._pool.free(node.pages)

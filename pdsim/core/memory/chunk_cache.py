@@ -32,7 +32,7 @@ from pdsim.policy.views import TokenSequence
 
 @dataclass(slots=True, eq=False)
 class ChunkLookup:
-    """Chunks that a prompt has found. Host memory keeps these chunks until the prompt begins."""
+    """Chunks of KV that were found for a prompt. Host memory keeps these chunks until the prompt begins."""
 
     keys: list[int]
     """Keys of chunks in host memory, from the prompt's beginning."""

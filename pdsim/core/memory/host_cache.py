@@ -152,8 +152,9 @@ class HostCache:
     # Writing.
 
     def on_insert(self, node: Node, *, is_whole: bool = True) -> None:
-        """Handles an insert into the GPU's tree that ends at a node. is_whole: True for a whole prompt or output, False
-        for a chunk.
+        """Updates the host cache after an insert into the GPU's tree that ends at a node: links the node to host
+        memory's KV of the same tokens, and copies nodes to host memory that were inserted often enough. is_whole: True
+        for a whole prompt or output, which counts as an insert; False for a chunk.
         """
         if node.host is None and node.parent is not None:
             self._link(node)
@@ -176,8 +177,8 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Marks the host node of an evicted leaf for unlocking by `settle`. The host node takes over the leaf's use
-        history.
+        """Tells the host cache that a leaf of the GPU's tree was evicted. The leaf's host node takes over the leaf's
+        creation time, last access and number of hits. `settle` later unlocks the host node.
         """
         end = node.host
         if end is None:

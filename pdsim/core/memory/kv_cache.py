@@ -176,8 +176,8 @@ class KvCache:
         return 0
 
     def begin_chunk(self, lease: Lease, prompt: TokenSequence, start: int, end: int, prefill_end: int) -> None:
-        """Called before a chunk of the tokens [start, end) is computed, when its KV is in the prefix cache already.
-        Allocates pages for the linear-attention states that the chunk writes; in this class there are none.
+        """Allocates pages for the linear-attention states that a chunk of the tokens [start, end) writes. Callers call
+        this before the chunk is computed. This class serves models without such states, so the method does nothing.
         prefill_end: number of the request's tokens that are computed as a prompt.
         """
 

@@ -52,8 +52,8 @@ class BootstrapQueue:
         return self.ungranted.pop(request_id, None)
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
-        """Refuses and returns requests whose grant did not come within the timeout. Drops grants whose request did not
-        come within the timeout. Adds an alarm for the next deadline to `commands`.
+        """Applies the timeout: refuses and returns requests that got no grant in time, and drops grants that got no
+        request in time. Adds an alarm for the next deadline to `commands`.
         """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]

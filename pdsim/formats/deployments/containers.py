@@ -53,7 +53,7 @@ class Container(Pods):
     model: str | None = None
     """Model that the chart gives in addition to the command, by name or path. None: the chart gives no model."""
     slices: int = 1
-    """Product of the fields `slices` of all objects around the container. Each replica has so many copies of the
+    """Number of copies of the container in each replica: the product of the fields `slices` of all objects around the
     container.
     """
     framework: str | None = None

@@ -28,7 +28,9 @@ def vllm(result: ResultFields) -> dict[str, float]:
 
 
 def _with_rates(summary: dict[str, float]) -> dict[str, float]:
-    """The summary, with rates of requests and tokens if the result has totals and a duration."""
+    """Returns the summary with rates per second of requests and tokens, if the summary has totals and a duration. Rates
+    that the summary already has stay.
+    """
     duration = summary.get("duration") or 0
     inputs, outputs = (summary.get(f"total_{what}_tokens") for what in ("input", "output"))
     whole_total = None if inputs is None or outputs is None else inputs + outputs

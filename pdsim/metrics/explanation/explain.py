@@ -34,7 +34,9 @@ class StageTimes:
     mean_ms: float
     median_ms: float
     slowest_ms: float
-    """Mean time in the stage, over the 1 % of the requests (at least one) with the largest TTFT."""
+    """Mean time that the slowest requests spend in the stage. The slowest requests: the 1 % (at least one request) with
+    the largest TTFT.
+    """
     share: float
 
 
@@ -168,7 +170,7 @@ class CriticalPaths:
 
     @cached_property
     def _rows(self) -> dict[int, int]:
-        """Row of each finished request, by its id."""
+        """Maps the id of each finished request to the index of its row in the table of finished requests."""
         return {request_id: row for row, request_id in enumerate(self._ids.tolist())}
 
     @cached_property
@@ -212,7 +214,7 @@ class CriticalPaths:
         return {_NAMES.get(stage, stage): whole}
 
     def _with_compiles(self, spans: Mapping[str, TimeSpans]) -> Mapping[str, TimeSpans]:
-        """Time spans by instance, united with the times in which the instance compiles a kernel."""
+        """Adds to each instance's time spans those in which the instance compiles a kernel. spans: by instance."""
         return {name: own.united(self._compiling[name]) for name, own in spans.items()}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:

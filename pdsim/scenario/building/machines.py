@@ -323,8 +323,8 @@ def build_autoscaler(scenario: Scenario) -> Autoscaler | None:
 
 
 def _with_own_draws(policy: Any) -> Any:
-    """Returns decode's copy of a routing policy with another seed than prefill's copy has. A policy that does not draw
-    with pdsim's `Draws` stays as it is.
+    """Returns decode's copy of a routing policy. Its seed differs from the seed of prefill's copy, so that both draw
+    independently. A policy that does not draw with pdsim's `Draws` stays as it is.
     """
     if hasattr(policy, "otherwise"):  # a policy of sessions
         policy.otherwise = _with_own_draws(policy.otherwise)

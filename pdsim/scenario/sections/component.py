@@ -255,8 +255,8 @@ def _name_of(kind: type[Any]) -> str:
 
 @cache
 def settings_of(kind: type[Any]) -> tuple[tuple[Field[Any], str, Dimension | None], ...]:
-    """The fields of a component. Each comes with its name in files and the dimension of its value, such as time; None
-    instead of a dimension: the value has no unit. kind: class of the component.
+    """The fields of a class that scenario files can configure, such as a policy or a workload. Each field comes with
+    its name in files and the dimension of its value, such as time (None: the value has no unit). kind: the class.
     """
     return tuple((field, *in_file(field.name)) for field in fields(kind) if field.init)
 

@@ -24,7 +24,9 @@ class FrontEndSettings(Section):
     latency_in: Duration = 0
     """Delay of each request on its way to the router, after `service`. Requests do not wait for one another."""
     latency_out: Duration = 0
-    """Delay from decode to the client, for a request's first token and for the end of its answer."""
+    """Time from the moment when decode has a request's first token until the client sees the token. The end of the
+    answer takes this time, too.
+    """
     ending: Duration = 0
     """Time for which the front end works at the end of each answer. Ends of answers are handled one after another.
     Needs holds_client.

@@ -287,9 +287,9 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """A figure of how much each varied field changes each metric, on average over the values of the other fields. Empty
-    result: no field varies, or a metric has no bar. points: stable points. fields: the varied fields, each with its
-    values.
+    """A figure of how much each varied field changes each metric, on average over the values of the other fields.
+    Returns an empty list if no field varies, or if some metric cannot be shown for any field. points: stable points.
+    fields: the varied fields, each with its values.
     """
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]
     if not names:

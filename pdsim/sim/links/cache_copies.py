@@ -182,9 +182,9 @@ class CacheCopies:
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, storage: StorageClient | None) -> None:
-        """bus: brings a message to the instance when KV is loaded, if this is a decode instance or vLLM's. SGLang's
-        prefill instances get no message: their forward waits on the GPU. storage: None: there is no storage behind host
-        memory.
+        """bus: delivers a message when KV is loaded. Decode instances and vLLM's instances get this message. Prefill
+        instances of SGLang get none, because their forward waits on the GPU. storage: None: there is no storage behind
+        host memory.
         """
         self.blocked_until_ns = 0
         """Time in ns until which the instance's loop waits for copies."""

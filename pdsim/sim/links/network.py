@@ -71,8 +71,8 @@ def fair_rates(flows: Iterable[Flow], capacity: Mapping[str, float]) -> None:
 
 
 class Flows:
-    """Moves bytes over shared links. capacity: bytes per second by link. on_arrived: called with the owner of each flow
-    whose bytes have arrived.
+    """Simulates flows of bytes over shared links, whose capacity the flows divide fairly. capacity: bytes per second by
+    link. on_arrived: called with the owner of each flow whose bytes have arrived.
     """
 
     def __init__(self, timeline: Timeline, capacity: Mapping[str, float], on_arrived: Callable[[Any], None]) -> None:

@@ -50,8 +50,8 @@ class PostingLines:
         self._lines: dict[str, deque[_Posting]] = {}
 
     def join(self, source: str, transfer: Any, posting_ns: int) -> None:
-        """Puts a transfer at the end of the line of the prefill instance `source`. posting_ns: time in ns to post its
-        descriptors if no other transfer posts.
+        """Puts a transfer at the end of the line of the prefill instance `source`. posting_ns: time in ns that one
+        thread alone needs to post the transfer's descriptors.
         """
         posting = _Posting(source, transfer, posting_ns, 0 < self._transport.turn_ns < posting_ns)
         line = self._lines.setdefault(source, deque())

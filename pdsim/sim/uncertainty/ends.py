@@ -97,8 +97,8 @@ class Ends:
             yield
 
     def numbers(self, summary: Mapping[str, Any]) -> list[Numbers]:
-        """Returns the numbers of each end of the range, for the whole load. The end with the fastest times comes first.
-        summary: summary of the run itself.
+        """Returns the results of each end of the range (latencies and throughputs) for the whole load. The end with the
+        fastest times comes first. summary: summary of the original run.
         """
         judge = self._judge_by(summary)
         for end in self._ends:

@@ -17,8 +17,8 @@ _SHARE = 0.15
 run's time."""
 _BATCHES = 10
 _LIKE = 0.1
-"""The first requests stand for the whole run only if no mean over them differs from the mean over all requests by more
-than this share.
+"""Largest relative difference between a mean over the first requests and the same mean over all requests. If a mean
+differs more, the first requests do not stand for the whole run.
 """
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 

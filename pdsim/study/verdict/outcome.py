@@ -80,7 +80,8 @@ class Outcome:
 
     @property
     def shortfall(self) -> str:
-        """Names in a few words the term that is missed most."""
+        """Describes in a few words the limit of the SLO that is missed most. If no values are known: gives the reason.
+        """
         judged = self.judgement
         if judged is None or self.reason == SATURATED or not judged.missed:
             return self.reason

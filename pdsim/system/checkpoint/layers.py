@@ -28,7 +28,9 @@ class Layer:
 
 
 def layers_of(config: Config) -> list[Layer]:
-    """Returns the layers in order. Raises EntryError for unknown kinds of layers."""
+    """Returns the layers of the model that config.json describes, in order. Raises EntryError for unknown kinds of
+    layers.
+    """
     if (blocks := config.flags("block_configs")) is not None:
         return [_searched(block) for block in blocks]
     if alone := _single_blocks(config):

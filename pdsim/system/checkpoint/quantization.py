@@ -40,7 +40,7 @@ class Quantization:
     """Data types of a checkpoint's weights and KV."""
 
     dtype: Dtype | None
-    """Type of linear modules that neither `left` nor `named` contains. None: bf16."""
+    """Type of linear modules that no pattern in the fields `left` and `named` covers. None: bf16."""
     left: tuple[str, ...] = ()
     """Modules that stay in bf16: names, glob patterns or regular expressions (re:...)."""
     named: Mapping[str, Dtype] | None = None
@@ -252,8 +252,9 @@ def _left(given: Mapping[str, Any], where: str) -> Sequence[str]:
 
 
 def _kv(given: Mapping[str, Any], where: str) -> str | None:
-    """Returns the type of KV, as the quantisation section `given` names it or describes its bits. None: no type is
-    given. where: name of the section in messages. Raises EntryError if the type is no name.
+    """Returns the type of KV that the quantisation section `given` names. If the section gives the bits of KV instead
+    of a name: FP8 for 8-bit floats, else the text of the description. None: the section says nothing. where: name of
+    the section in messages. Raises EntryError if the type is not a text.
     """
     named, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if named is None and isinstance(scheme, Mapping):

@@ -50,8 +50,9 @@ _LINGER_MS = 1000
 
 
 def process_of(machine: str) -> str:
-    """Returns the process in which a state machine runs. An instance's sender and receiver run in its leader; the
-    router runs in the launcher.
+    """Returns the name of the process in which a state machine runs. The sender and the receiver of an instance run in
+    its leader; the router runs in the launcher. machine: name of the state machine, such as router, prefill-0 or
+    prefill-0.sender.
     """
     if machine in {"router", "health", LAUNCHER}:
         return LAUNCHER

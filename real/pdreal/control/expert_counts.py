@@ -74,7 +74,9 @@ def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
 
 
 def read_counts(folder: Path) -> list[CountedStep]:
-    """Reads the counted steps of a run folder. Raises ConfigError if the folder has none."""
+    """Reads, from a run folder, how many tokens each expert computed in each step. Raises ConfigError if the folder has
+    no such table.
+    """
     from pyarrow import parquet  # noqa: PLC0415
 
     path = folder / TABLE

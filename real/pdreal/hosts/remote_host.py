@@ -131,8 +131,9 @@ class RemoteHost:
         return min(offsets, key=lambda offset: offset.error_ns)
 
     def described(self) -> dict[str, float]:
-        """Returns offset, error and drift of the host's clock, in ms. Drift is the change of the offset during the run;
-        times are not corrected for it.
+        """Returns, in ms, the offset of the host's clock from the launcher's clock, the error of the measured offset,
+        and the drift: the change of the offset during the run. Recorded times are corrected for the offset, and not for
+        the drift.
         """
         drift = {} if self.last_clock is None else {"clock_drift_ms": self.last_clock.offset_ns - self.clock.offset_ns}
         measured = {"clock_offset_ms": self.clock.offset_ns, "clock_error_ms": self.clock.error_ns, **drift}

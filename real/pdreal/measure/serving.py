@@ -218,8 +218,8 @@ async def _run(
 
 
 async def _loading_us(launcher: Launcher) -> float:
-    """Kills the decode instance. Returns the time in us until the instance serves again. Raises LaunchError if this
-    takes too long.
+    """Measures how long a decode instance takes to load: kills the instance, and returns the time in us until the
+    restarted instance serves. Raises LaunchError if this takes too long.
     """
     begin_ns = perf_counter_ns()
     launcher.kill("decode-0", restart_after_s=0.0)

@@ -77,8 +77,9 @@ class KernelStaging:
         return torch.cuda.current_stream(self._pool.device)
 
     def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a copy of all writers' cells into the pages. writers: the heads in the cell of each rank that sends
-        to this one. cells: the cells in the same order, uint8 [bytes]. Returns the stream on which the copy runs.
+        """Launches a copy of staged cells into pages of this rank. writers: for each rank that sends a cell, the heads
+        that the cell contains. cells: the cells in the same order, uint8 [bytes]. Returns the stream on which the copy
+        runs.
         """
         tokens = self._tokens(pages)
         if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):

@@ -194,7 +194,7 @@ class DeltaPrefill:
         given = inputs_of(convolve(mixed[None], before[None], weights.conv)[0], beta, decay, weights)
         seen = torch.cat((before, mixed.t()), dim=1)
         num_before, outputs, begin = before.shape[1], [], 0
-        for end, slot in _left(use, len(mixed)):
+        for end, slot in _written_states(use, len(mixed)):
             if end > begin:
                 out, state = scan(given.part(slice(begin, end)), state)
                 outputs.append(out)
@@ -214,13 +214,13 @@ def chunks_of(batch: PrefillBatch, device: torch.device, *, num_padding: int = 0
     if num_padding:
         uses.append(StateUse(0, 0))
         lengths.append(num_padding)
-    left = [_left(use, length) for use, length in zip(uses, lengths, strict=True)]
+    left = [_written_states(use, length) for use, length in zip(uses, lengths, strict=True)]
     return Chunks.of(lengths, left, [use.source for use in uses], device)
 
 
-def _left(use: StateUse, num_tokens: int) -> list[tuple[int, int]]:
-    """Returns the states that a chunk writes: for each, the number of the chunk's tokens that the state has seen, and
-    its slot.
+def _written_states(use: StateUse, num_tokens: int) -> list[tuple[int, int]]:
+    """Returns each state that a chunk writes, as a pair: the number of the chunk's first tokens that the state
+    includes, and the state's slot.
     """
     tracked = [(use.tracked_tokens, use.tracked)] if use.tracked else []
     return [*tracked, (num_tokens, use.own)]

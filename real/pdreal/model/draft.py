@@ -24,7 +24,9 @@ _SEED = 1
 
 class DraftHead:
     def __init__(self, target: Transformer, source: WeightSource | None = None) -> None:
-        """source: the head's weights. None: random weights."""
+        """target: the model for which the head drafts; the head shares its embedding and output projection. source: the
+        head's weights. None: random weights.
+        """
         self.target = target
         config, weights = target.config, target.weights
         source = source or RandomWeights(_SEED, target.device)

@@ -87,7 +87,7 @@ class TensorParallel:
         return self.part(num_experts) if self.has_whole_experts else slice(0, num_experts)
 
     def inner_of_expert(self, size: int) -> slice:
-        """Returns the part of each expert's inner dimension that this rank holds."""
+        """Returns the part of each expert's inner dimension that this rank holds. size: the inner dimension."""
         return slice(0, size) if self.has_whole_experts else self.part(size)
 
     def inner_of_shared(self, size: int) -> slice:

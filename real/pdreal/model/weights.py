@@ -279,8 +279,8 @@ def load_draft_weights(
     config: ModelConfig, source: WeightSource, tp: TensorParallel, target: ModelWeights
 ) -> tuple[Tensor, ModelWeights]:
     """Loads a draft head: its projection [hidden, embedding | hidden], and its layer. The head shares embedding and
-    output projection with the target. config: shape of the head, of one layer. Raises ModelError if the layer does not
-    divide into so many ranks.
+    output projection with the target model. config: shape of the head, which has one layer. Raises ModelError if the
+    layer cannot be divided among the ranks of `tp`.
     """
     tp.check(config)
     shapes = {**config.parameters, "fc.weight": (config.hidden_size, 2 * config.hidden_size)}

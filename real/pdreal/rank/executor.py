@@ -1,5 +1,5 @@
-"""Translates an instance's steps to its ranks' work, and the ranks' tokens to results of steps. Holds the tokens of the
-instance's requests.
+"""Translates an instance's steps to its ranks' work, and the ranks' tokens to results of steps. Keeps the token ids of
+the instance's requests.
 
 step -> begin -> batch -> ModelRunner of every rank -> tokens -> finish -> result and new tokens
 

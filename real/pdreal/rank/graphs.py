@@ -250,7 +250,7 @@ class _ForwardInputs(NamedTuple):
     tiles: Tensor
     """[most tiles, 4]: attention tiles; the columns are the fields of pdkernels.attention.paged_prefill.Tile."""
     pages: Tensor
-    """Pages of all sequences, one list after another."""
+    """Pages of all sequences: the first sequence's pages, then the second sequence's pages, and so on."""
 
     @classmethod
     def of(cls, array: Tensor, sizes: list[int]) -> "_ForwardInputs":

@@ -275,8 +275,8 @@ class RankGroup:
         self.begin(task, take)
 
     def begin(self, task: Task, on_done: Callable[[list[Any], str | None], None]) -> None:
-        """Begins a task on all ranks. on_done: called when all ranks are done, with the results of all ranks and, if a
-        rank failed, the reason; otherwise None.
+        """Begins a task on all ranks. on_done: called when all ranks are done. Its arguments are the results of all
+        ranks, and the reason why a rank failed (None: no rank failed).
         """
         self._num_tickets += 1
         ticket = self._num_tickets

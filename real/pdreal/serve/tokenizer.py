@@ -32,7 +32,9 @@ def piece(token: int) -> str:
 
 
 class Tokenizer:
-    """Tokenizer of a model with vocab_size tokens. vocab_size is at least 256."""
+    """A simple tokenizer for a model with vocab_size tokens: each byte of a text is one token, and each other token id
+    has a spelling of its own. vocab_size is at least 256.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         if vocab_size < NUM_BYTES:

@@ -170,7 +170,9 @@ def _check_windows(scenario: Scenario) -> None:
 
 
 def _check_drafts(scenario: Scenario, options: Options) -> None:
-    """Raises ConfigError for drafts that real mode cannot make: its draft is an EAGLE head, which drafts a chain."""
+    """Raises ConfigError for drafts that real mode cannot make. Real mode drafts with an EAGLE head of one layer, which
+    proposes one chain of tokens and no tree.
+    """
     decoding = scenario.decode or scenario.aggregated
     assert decoding is not None
     role = "decode" if scenario.aggregated is None else "aggregated"

@@ -47,8 +47,9 @@ class MooncakeStore:
             hide_from_the_network()
 
     def register(self, memory: torch.Tensor) -> None:
-        """Registers memory for reads and writes, and writes a first object. Raises UnavailableError if the store
-        refuses the memory or the object.
+        """Registers memory for reads and writes. Then writes a small test object, because the first writes of a new
+        client may fail. Raises UnavailableError if the store refuses the memory, or still refuses the object after
+        several attempts.
         """
         if code := self._store.register_buffer(memory.data_ptr(), memory.nbytes):
             raise UnavailableError(f"Mooncake's store refuses memory of {memory.nbytes} bytes (code {code})")

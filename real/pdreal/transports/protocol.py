@@ -29,7 +29,9 @@ class UnavailableError(Exception):
 
 
 def connected(peers: Mapping[str, Peer], address: str) -> Peer:
-    """Returns the connection to a peer. Raises TransferError if another thread has disconnected the peer."""
+    """Returns the connection to a peer. Raises TransferError if another thread has disconnected the peer. peers:
+    connections by the peer's address.
+    """
     try:
         return peers[address]
     except KeyError:
