@@ -332,9 +332,7 @@ def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> d
 
 
 def _hold_seconds(servers: ServerSettings) -> int | None:
-    """Time in s for which a prefill server keeps the KV of a computed prompt. None: the default of vLLM's KV connector.
-    servers: settings of the servers of one role.
-    """
+    """Time in s for which prefill keeps a computed prompt's KV. None: the default of vLLM's KV connector."""
     if not isinstance(servers, PrefillSettings) or servers.hold_timeout is None:
         return None
     return -(-servers.hold_timeout // 1_000_000_000)

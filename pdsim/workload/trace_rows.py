@@ -278,9 +278,8 @@ class RowReader:
         self._turns[session] = spec, self._end_ns(line)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns the prompt of a turn that follows the turn `before`. If the turn's row `line` has token ids, returns
-        `prompt`. If not, the new prompt begins with prompt and output of the turn before. prompt: the prompt that was
-        read from the row alone.
+        """Returns the prompt of a turn that follows `before`. If the turn's row `line` has token ids, this is `prompt`,
+        which was read from the row. If not, the prompt begins with prompt and output of `before`.
         """
         if _tells_prompt(line):
             return prompt
