@@ -355,7 +355,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _num_steps(self) -> int:
-        """Number of decode steps so far, for NewTokenRatio."""
+        """Number of decode steps so far. The estimate of output lengths (NewTokenRatio) changes with each step."""
         return self.batch.num_steps
 
     @property
@@ -382,8 +382,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """Drops a request, and keeps its computed pages cached. An unknown id has no effect: the instance may have
-        restarted.
+        """Drops a request. KV that is computed already stays in the prefix cache. An unknown id has no effect, because
+        the instance may have restarted since the request came.
         """
         self.cache.stop_prefetch(request_id)
         if request := self._builder.begun.get(request_id):

@@ -34,7 +34,7 @@ class ScalingTimes:
     start_up_ns: int
     """Time in ns that a server needs to start, from the decision until it serves."""
     switch_ns: int
-    """Time in ns that an empty server needs to change its role, until it serves again."""
+    """Time in ns that a server without requests needs to change its role, until it serves again."""
     drain_timeout_ns: int | None = None
     """Maximum time in ns that a server drains. A server that still has requests then keeps its old role. None: no
     limit."""

@@ -218,8 +218,7 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """Tells prefill that all transfers of a request's KV have ended, so no transfer reads the request's pages any more.
-    """
+    """Tells prefill that all transfers of a request's KV have ended. Prefill may free the request's pages."""
 
     request_id: int
 

@@ -106,8 +106,8 @@ class RankSums:
     """Times of giving the tokens of all data-parallel ranks to each GPU's experts, and of summing the results."""
 
     def __init__(self, layout: Layout, num_layers: int, all_reduces: AllReduces, bandwidth: float | None) -> None:
-        """num_layers: number of layers with experts. all_reduces: those among all GPUs of the server. bandwidth: bytes
-        per second at which a GPU copies activations; None: copies take no time.
+        """num_layers: number of layers with experts. all_reduces: times of all-reduces among all GPUs of the server.
+        bandwidth: bytes per second at which a GPU copies activations; None: copies take no time.
         """
         copied_bytes = num_layers * 8 * layout.model.hidden_size
         self._copied_ns = 1e9 * copied_bytes / bandwidth if bandwidth else 0.0

@@ -26,7 +26,7 @@ class HostCopies:
     num_planes: int
     """Number of copies per request: one of K and one of V in every layer."""
     copy_ns: int
-    """Minimum time in ns of one copy, for its launch."""
+    """Minimum time in ns of one copy, however small, because the launch of a copy takes time."""
     save_bandwidth: float
     """Rate in bytes per second of copies to host memory."""
     load_bandwidth: float

@@ -1,4 +1,4 @@
-"""Makes the tables of `docs/formats.md` from what the readers declare."""
+"""Makes the tables of `docs/formats.md` from the lists of tools and traces in the code."""
 
 from collections.abc import Iterable, Sequence
 

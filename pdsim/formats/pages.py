@@ -1,5 +1,5 @@
-"""Reads saved pages of metrics, and of server info, from SGLang, vLLM and Dynamo. Each quantity has one name for all of
-them.
+"""Reads saved pages of metrics and of server info from SGLang, vLLM and Dynamo, and gives a quantity the same name for
+every engine.
 """
 
 import re

@@ -141,9 +141,9 @@ class LongestPrefixFirst(CacheAwareOrder):
 
 @dataclass
 class HighestResponseRatioFirst(CacheAwareOrder):
-    """Computes the prompt with the highest response ratio first (SGLang's hrrn). The ratio is the number of tokens
-    computed since the prompt joined the queue, divided by the prompt's uncached tokens. Among equals: the order of
-    arrival (SGLang: of client ids).
+    """Computes the prompt with the highest response ratio first (SGLang's hrrn). The response ratio is the number of
+    tokens that the instance has computed for any prompts since the prompt joined the queue, divided by the prompt's own
+    uncached tokens. Among equals: the order of arrival (SGLang: of client ids).
     """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:

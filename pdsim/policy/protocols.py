@@ -50,7 +50,9 @@ class Deferred(NamedTuple):
     """
 
     ask_again_steps: int | None = 1
-    """Number of decode steps after which the core asks again. None: decode steps alone cannot change the answer."""
+    """Number of decode steps after which the core asks the policy again about the request. None: decode steps alone
+    cannot change the answer.
+    """
 
 
 class AdmissionPolicy(Protocol):

@@ -191,8 +191,8 @@ class Manual:
         return chosen
 
     def _place(self, session: int, now_ns: int) -> _Place:
-        """Returns the instances of a session, after noting that the session is used now. No instances: the session is
-        new or was forgotten.
+        """Records that a session is used now, and returns its place with the instances. The place has no instances if
+        the session is new or was forgotten.
         """
         place = self._places.get(session)
         if place is None or self._forgets(place, now_ns):

@@ -211,12 +211,12 @@ class Scenario(Section):
     `fastest`, or by group {prefill: slowest}. The groups are prefill, decode, and outside (time outside the GPUs).
     """
     workload: Annotated[Workload, Component()]
-    """Workload: the requests and their lengths."""
+    """The requests that clients send: generated or from a trace, with lengths of prompts and outputs."""
     client: Annotated[Client, Component("open_loop")] = OpenLoop()
     """Client: when requests are sent, in an open or a closed loop."""
     ignore_eos: bool = True
     """True: clients send ignore_eos with each request whose output is as long as its maximum, as bench_serving and
-    `pdsim launch` do. An aggregated instance that admits such a request counts on an output of this length.
+    `pdsim launch` do. An aggregated instance then reserves memory for the maximum output of the request.
     """
     priorities: dict[str, int] = Field(default={})
     """Priorities of request classes: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With

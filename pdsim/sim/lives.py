@@ -21,9 +21,9 @@ class Lives:
         new_driver: Callable[[Any], Driver],
         on_levels: Callable[[Instance], None] | None,
     ) -> None:
-        """transfers: None: KV is not sent. new_driver: makes the driver of a restarted instance. on_levels: function
-        called when an instance is killed, with its empty replacement, to record that its queues and memory are empty;
-        None: they are not recorded.
+        """transfers: the KV transfers of the run; None: KV is not sent. new_driver: makes the driver of a restarted
+        instance. on_levels: called when an instance is killed, with the empty instance that replaces it, to record that
+        queues and memory are empty; None: queues and memory are not recorded.
         """
         self.dead: dict[str, Any] = {}
         """New state machines, by id, that take the places of dead ones at the restart of their instances."""

@@ -66,7 +66,7 @@ class CandidateCluster:
     price_per_h: float = field(compare=False)
     """Price of one hour of the cluster's GPUs. If the user gave no prices: the number of GPUs."""
     changes: Changes = field(compare=False, repr=False)
-    """Changes of the scenario that make it a scenario of this cluster."""
+    """Changes of the base scenario that are needed besides servers and their numbers. Empty: none."""
     encoders: Encoders = field(default=NO_ENCODERS, compare=False)
     """The encode instances of the cluster."""
 
@@ -233,8 +233,8 @@ class Space:
         """Numbers of data-parallel attention ranks to try for a server, each as a change of the field ROLE.dp. An empty
         change keeps the scenario's number.
 
-        If the scenario and the user give no number, and the GPUs of a server would all hold the same latent KV, one
-        rank per GPU is tried, too.
+        One rank per GPU is tried, too, if neither scenario nor user gives a number and the model has latent attention.
+        Without ranks, all GPUs of a server would then hold the same KV.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:

@@ -399,7 +399,7 @@ class ModelSpec:
 
     @property
     def _num_kept_params(self) -> float:
-        """Number of layers' parameters that stay in bf16 although weight_dtype is narrower. 0: none."""
+        """Number of the layers' parameters that stay in bf16 although weight_dtype is narrower. 0: none."""
         return self.num_params_wider_than_fp4 if self.weight_dtype == "fp4" else self.num_params_in_bf16
 
     @property

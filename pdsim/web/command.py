@@ -14,9 +14,9 @@ from pdsim.study.points.tasks import described
 
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
-    """The shortest `pdsim run` command that gives the numbers of an answer. The command names the scenario file, if
-    there is one, and those changes (--set) that have an effect. Without a file, the changes start from pdsim's built-in
-    scenario. slo: the SLO as text.
+    """The shortest `pdsim run` command that repeats the simulation behind an answer. The command names the scenario
+    file, if there is one, and the changes (--set) without those that have no effect. Without a file, the changes start
+    from pdsim's built-in scenario. slo: the SLO as text.
     """
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:

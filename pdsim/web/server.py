@@ -55,7 +55,9 @@ class BoardServer:
 
 
 async def _object_of(request: web.Request) -> dict[str, Any]:
-    """The JSON object in the body of a request. Answers with status 400 if there is none."""
+    """Returns the JSON object in the body of a request. Raises HTTPBadRequest (status 400) if the body has no JSON
+    object.
+    """
     try:
         body = await asyncio.wait_for(request.text(), _BODY_S)
         found = json.loads(body)

@@ -180,7 +180,7 @@ class SharedPrefixGroups:
     output_tokens: int = 256
     """Maximum length in tokens of an output. The length is drawn for each prompt."""
     range_ratio: float = 1.0
-    """Minimum of each drawn length, as a share of its maximum."""
+    """Minimum of each drawn length, as a share of the maximum of the length. 1: all lengths are equal."""
     num_turns: int = 1
     """Number of turns per conversation. Each prompt is the conversation so far, then a new question."""
     ordered: bool = False

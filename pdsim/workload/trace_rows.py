@@ -26,7 +26,9 @@ _USUAL_BLOCK_TOKENS = 512
 _LOOKED_AT = 1000
 """Number of first rows from which block sizes and units of times are inferred."""
 EPOCH_S = 1e9
-"""Times of at least this number of s count from 1970. Times since the start of a trace are far smaller."""
+"""Times of at least this many seconds are Unix times, in seconds since 1970. Times since a trace's start are far
+smaller.
+"""
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
@@ -47,8 +49,9 @@ class RowTrace(TimedTrace):
     block_tokens: int | None = None
     """Number of tokens per hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times whose field name tells none: s, ms, us or ns. Empty: the format's, or inferred from the
-    values with a note."""
+    """Unit of arrival times (s, ms, us or ns) if their field name tells none. Empty: the unit of the trace's format, or
+    a unit that is inferred from the values, with a note.
+    """
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None

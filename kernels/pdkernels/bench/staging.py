@@ -212,8 +212,8 @@ def other_forms(bench: Bench) -> Iterator[Row]:
 
 
 def batches(bench: Bench) -> Iterator[Row]:
-    """Measures several requests in one launch, and the same requests in one launch each. Yields a row for each
-    measurement.
+    """Measures gather and scatter of several requests, first in one launch for all requests, then in one launch per
+    request. Yields a row for each measurement.
     """
     for requests, tokens in ((16, 1000), (64, 256)):
         case = Case(MODELS[1], requests * tokens, 16, 4, 1)

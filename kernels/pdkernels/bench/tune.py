@@ -37,7 +37,7 @@ _LENGTHS = (16384, 1000)
 
 
 def tilings() -> Iterator[Tiling]:
-    """Yields every tiling with 16 to 128 bytes in flight per thread."""
+    """Yields the tilings of gather and scatter to try: all those whose threads each have 16 to 128 bytes in flight."""
     for units, warps in itertools.product((64, 128, 256, 512, 1024, 2048), (2, 4, 8)):
         if 1 <= units / (warps * 32) <= 8:
             yield Tiling(units, warps)

@@ -347,8 +347,8 @@ def _is_of_table(name: str) -> bool:
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """The section front_end of the profile. With rows of real mode it sets holds_client, because real mode handles one
-    request after another in a launcher thread that clients share.
+    """Returns the section front_end of the profile. If real mode measured the rows, the section sets holds_client: in
+    real mode, one thread of the launcher handles the requests one after another, and clients share this thread.
     """
     if made.overhead is not None:
         return _times(made.overhead.front_end_ns(made.fits["prefill"]))

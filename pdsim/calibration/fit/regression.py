@@ -23,8 +23,8 @@ from pdsim.metrics.summary_rows import counted
 Term = Callable[[Columns], Floats]
 
 ABOVE_LEAST = (1.3, 3.0)
-"""Factors on the smallest measured time: two limits that a fit tries. The fit takes times below a limit as set by a
-forward's minimum time, and times above it as set by the amount of work.
+"""Factors on the smallest measured time: two limits that a fit tries. Below a limit, the fit takes times as set by a
+forward's minimum time; above, as set by the amount of work.
 """
 LEAST_GAIN = 0.05
 """A further effect (tiles, or the slowdown of a busy GPU) is fitted only if it removes this share of the fit's error.

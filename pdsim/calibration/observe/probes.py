@@ -20,7 +20,9 @@ SHORTEST_TOKENS = 32
 STEPS_TIMED = 32
 """Number of decode steps that a probe times for each batch size."""
 LONGEST_OUTPUT = 1024
-"""Number of output tokens for which streams ask. The client ends a stream as soon as enough steps are timed."""
+"""Number of output tokens that the client requests for each stream. The client ends a stream as soon as enough steps
+are timed.
+"""
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
 """Maximum number of requests that pdsim sends before all loads, to learn the token counts of prompts and the fields

@@ -273,7 +273,7 @@ Settings = Callable[[Mapping[str, float]], tuple[str, ...]]
 @dataclass(frozen=True)
 class Fit:
     values: dict[str, float]
-    """The fitted values, by parameter."""
+    """The fitted values, by the name of the fitted parameter."""
     cost: float
     """Remaining error of the fit: half the sum of the squared errors of all metrics. Each error is divided by the error
     that the study accepts.

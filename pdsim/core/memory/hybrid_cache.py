@@ -82,8 +82,8 @@ class KeptStates:
             self.kept[node] -= 1
 
     def keep(self, node: Node) -> bool:
-        """Keeps a state at a node, in a slot that the caller has taken. Returns False, and leaves the slot to the
-        caller, if the node already has a state or is the root.
+        """Caches the linear-attention state after a node's tokens, in a slot that the caller has taken. Returns False,
+        and leaves the slot to the caller, if the node already has a state or is the root.
         """
         is_new = node.parent is not None and node not in self.kept
         if is_new:

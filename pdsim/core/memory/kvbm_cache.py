@@ -59,11 +59,11 @@ class KvbmCache:
         return copies
 
     def store(self, prompt: TokenSequence, start: int, num_tokens: int, table: list[int]) -> None:
-        """Adds a command that copies to host memory the whole blocks that a step has computed. Copies nothing if host
-        memory has no room for all of them.
+        """Adds a command that copies to host memory the whole blocks that a step has computed. If host memory has too
+        little room for all these blocks, no block is copied.
 
-        start: index of the first token that the step computed. num_tokens: number of the prompt's tokens that are
-        computed now. table: the request's GPU pages.
+        start: index of the first token that the step computed. num_tokens: number of the prompt's tokens with KV after
+        the step. table: the request's GPU pages.
         """
         first = start // self._page_size
         keys = tuple(islice(prefix_keys(prompt, num_tokens, self._page_size), first, None))

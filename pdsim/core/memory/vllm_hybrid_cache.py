@@ -88,8 +88,8 @@ class VllmHybridCache(KvCache):
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens of the longest possible request. Two linear-attention states take pages, too: the request's
-        own, and one that its last forward leaves.
+        """Number of tokens of the longest possible request. Two linear-attention states take pages, too: the state that
+        the request uses, and the state that its last forward stores.
         """
         return max(0, self.pool.num_pages - 2 * self.pages_per_state) * self.page_size
 

@@ -44,8 +44,9 @@ class Receiver:
         release_timeout_ns: int | None = None,
         has_restarted: bool = False,
     ) -> None:
-        """release_timeout_ns: time in ns for which spans stay lent after the prefill instance that writes to them was
-        lost and has restarted; None: no limit. has_restarted: True: this receiver takes the place of one that died.
+        """prefill_ids: instances that may send to this one. ring: the staging ring. release_timeout_ns: time in ns for
+        which parts of the ring stay reserved for a prefill instance that died and has restarted; None: no limit.
+        has_restarted: True: this receiver takes the place of one that died.
         """
         self.instance_id = receiver_of(decode_id)
         self.ring = ring

@@ -44,8 +44,9 @@ class Sender:
     def __init__(
         self, prefill_id: str, decode_ids: Sequence[str], *, num_queues: int, by_request: bool = False, staged: bool
     ) -> None:
-        """by_request: True: all units of one request go through one of the num_queues queues. False: all units for one
-        decode instance do. staged: True: units may need spans of a staging ring.
+        """num_queues: number of queues, each with one worker. by_request: True: all units of a request use the same
+        queue. False: all units for a decode instance use the same queue. staged: True: units may need spans of a
+        staging ring.
         """
         self.instance_id = sender_of(prefill_id)
         self._prefill_id = prefill_id

@@ -110,7 +110,7 @@ class EncoderCache:
                 self._free(request.request_id, place)
 
     def drop(self, request_id: int) -> None:
-        """Ends all uses of a request."""
+        """Ends all uses of embeddings by a request, which has ended or lost its memory."""
         for place in sorted(self._places.get(request_id, ())):
             self._free(request_id, place)
 

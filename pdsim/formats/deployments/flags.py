@@ -202,7 +202,9 @@ SGLANG: dict[str, Reader] = {
     "mamba-track-interval": of_server("mamba_track_interval"),
     **encoders.OPTIONS,
 }
-"""Readers of the options of SGLang's servers, 0.4 to 0.5.23."""
+"""For each option of SGLang's servers (0.4 to 0.5.23): the function that translates the option's value to fields of a
+scenario.
+"""
 
 
 def _blocks(read: Read, value: Value) -> None:

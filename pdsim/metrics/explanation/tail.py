@@ -214,8 +214,8 @@ class _Causes:
         return sum(forward.num_tokens for forward in forwards[start:end])
 
     def group(self, cause: Cause, requests: Sequence[RequestRecord], num_tail: int) -> TailGroup:
-        """Describes the requests that have one cause. requests: sorted by the metric, the slowest last. num_tail:
-        number of all slowest requests.
+        """Describes the slow requests that have one cause. requests: the slow requests with this cause, sorted by the
+        metric, the slowest last. num_tail: number of slow requests with any cause.
         """
         places = Counter(_place(request, cause.part) for request in requests)
         instances = dict(sorted(places.items(), key=lambda item: (-item[1], item[0])))

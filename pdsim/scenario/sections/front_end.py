@@ -92,8 +92,9 @@ class SeenTimes(NamedTuple):
 
 
 def _delay(usual_ms: int, fast_ms: int, slow_ms: int, **fields: Any) -> SeenTimes:
-    """Times of a front end that delays each request without making others wait. usual_ms, fast_ms, slow_ms: the usual
-    delay, and those of the fastest and the slowest servers. fields: the front end's other times.
+    """Times of a front end that delays each request without making other requests wait. usual_ms, fast_ms, slow_ms: the
+    usual delay, and those of the fastest and the slowest servers, in ms. fields: further times of the usual front end,
+    by field of FrontEndSettings.
     """
     usual, fast, slow = ({"latency_in": f"{ms} ms"} for ms in (usual_ms, fast_ms, slow_ms))
     return SeenTimes(usual | fields, fast, slow)

@@ -71,8 +71,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def tidy(ax: Any, x_title: str = "", y_title: str = "", *, grid: str = "both") -> None:
-    """Sets the titles of the axes and a light grid, and removes the box around them. grid: axes with grid lines: x, y,
-    both or none.
+    """Sets the titles of the axes and a light grid, and hides all borders of the plot but the bottom one. grid: axes
+    with grid lines: x, y, both or none.
     """
     ax.set_xlabel(x_title, color=MUTED, fontsize=8.5)
     ax.set_ylabel(y_title, color=MUTED, fontsize=8.5)

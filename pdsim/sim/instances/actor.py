@@ -312,11 +312,10 @@ class Actor(Driver):
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[m.Command]) -> None:
-        """Gives the KV of requests to the transfer workers, one request after another. Sends all other messages at
-        once.
+        """Hands requests' KV to the transfer workers, one request after another. Sends all other messages at once.
 
         A worker needs the interpreter's lock (GIL) once for a direct write, and twice for a gather into the staging
-        buffer. The loop releases the lock after each further request that it hands over, and after the last.
+        buffer. After a hand-over, the loop releases the lock when it hands over the next request, or when it is done.
         """
         units = [command for command in commands if isinstance(command, TransferUnit)]
         self._carry_out([command for command in commands if not isinstance(command, TransferUnit)])

@@ -21,7 +21,7 @@ from pdsim.sim.simulation import Observation, Simulation
 from pdsim.sim.uncertainty.noise import JITTERS, Band, bands, jittered
 
 GAIN = 0.1
-"""Share by which each resource is increased."""
+"""Share by which a resource of the cluster is increased, to measure how much the increase changes the metrics."""
 MEASURES = {
     "request_throughput": "throughput",
     "mean_ttft_ms": "TTFT mean",

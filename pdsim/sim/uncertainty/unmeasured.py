@@ -47,8 +47,8 @@ def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: I
 
 
 def of_media(scenario: Scenario, modality: str) -> str:
-    """Returns a warning about the time of encoding: the model has no encoder, or its times are not measured. modality:
-    image or audio.
+    """Returns a warning about the time of encoding. The warning says that the model has no encoder, or that the
+    encoder's times are not measured. modality: image or audio.
     """
     what = {"image": "images", "audio": "audio clips"}[modality]
     if modality not in load_model(scenario.model).encoders:

@@ -22,7 +22,7 @@ class Row(NamedTuple):
     candidate: CandidateCluster
     """The cluster that the row is about."""
     outcome: Outcome
-    """How the cluster does under the SLO, over all its seeds."""
+    """Whether the cluster meets the SLO, and its numbers, over all its seeds."""
     limit: Limit | None = None
     """The scarce resource that makes the cluster miss the SLO. If the cluster misses several of the SLO's limits: the
     resource for the limit that is exceeded most. None: the cluster meets the SLO, or the resource is not known.

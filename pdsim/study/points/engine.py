@@ -29,7 +29,9 @@ Progress = Callable[[int, int], None]
 """Callback that is called with two numbers: runs that have ended, and all runs known so far."""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Minimum number of tasks that are handed to Ray at a time. A Ray cluster that adds machines on demand then does so."""
+"""Minimum number of tasks that are handed to Ray at a time. Waiting tasks make a Ray cluster that grows on demand add
+machines.
+"""
 _LET_IN = (
     "a cluster that refuses the connection needs a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
     "~/.ray/auth_token, as on its head) or has another version of Ray or Python"
@@ -259,7 +261,9 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def _lacks(self, key: str) -> bool:
-        """True if the run of this key must be computed. Otherwise reads the run's row from the store into memory."""
+        """True if the run with this key must be computed. If the store has the run's row, reads the row into memory and
+        returns False.
+        """
         row = self.store.kept(key)
         if row is None:
             return True

@@ -340,7 +340,7 @@ def _limit(study: Study, label: str) -> Limit:
 
 
 def _errors(study: Study) -> list[str]:
-    """Reasons why candidates have no result, each once."""
+    """One line for each reason why candidates have no result, with the labels of the candidates."""
     arms = defaultdict(list)
     for arm in study.arms:
         arms[study.error(arm.label)].append(arm.label)

@@ -136,8 +136,8 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about candidates' steps with more or fewer tokens or requests than any step that was measured, and
-        about failed requests.
+        """Warnings of two kinds: steps of a candidate have more or fewer tokens or requests than any measured step, or
+        requests failed.
         """
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]

@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def shortfall(self) -> str:
-        """Describes in a few words the limit of the SLO that is missed most. If no values are known: gives the reason.
+        """Describes in a few words the limit of the SLO that is missed most. Without measured values: gives the reason.
         """
         judged = self.judgement
         if judged is None or self.reason == SATURATED or not judged.missed:
@@ -131,8 +131,8 @@ def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, 
 
 
 def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
-    """True if the queue keeps growing under generated arrivals. False for clients that send at a trace's recorded
-    times, or in a closed loop.
+    """True if the cluster is saturated: more and more requests wait under generated arrivals. Always False for clients
+    that send at a trace's recorded times, or in a closed loop.
     """
     return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
 

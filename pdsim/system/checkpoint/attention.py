@@ -16,7 +16,9 @@ _WITH_WINDOW_POOL = ("gpt_oss", "llama4", "gemma4", "mimo", "step3p", "laguna", 
 
 
 def attention_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
-    """Makes the section `attention`, for layers with KV. Raises EntryError if the model has no such layers."""
+    """Makes the section `attention` of a catalog entry, for the layers that have KV. Raises EntryError if the model has
+    no such layers.
+    """
     mixers = Counter(layer.mixer for layer in layers)
     if mixers["compressed"]:
         return _compressed(config, layers)

@@ -221,7 +221,7 @@ _APART = (
     "eh_proj",
 )
 _FEW = 0.01
-"""No note is written about parameters that are at most this share of all parameters."""
+"""Largest share of a model's parameters for which no note is written."""
 
 
 def _is_apart(module: str) -> bool:

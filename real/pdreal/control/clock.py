@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Timeline:
-    """Time since an epoch, and alarms on an event loop."""
+    """Clock of one process of a run: tells the time in ns since the run's epoch, and calls functions at given times."""
 
     def __init__(self, epoch_ns: int, loop: AbstractEventLoop) -> None:
         """epoch_ns: moment when the run's clients start, in ns of the monotonic clock. The caller may set it later."""

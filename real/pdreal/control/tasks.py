@@ -248,8 +248,8 @@ class ReadPages(NamedTuple):
 
 
 class StorePages(NamedTuple):
-    """Write pages of host memory to storage, without those that storage has already. hashes: names of the pages in
-    storage, in the order of host_pages.
+    """Write those host-memory pages to storage that storage does not have yet. hashes: names of the pages in storage,
+    in the order of host_pages. host_pages: ids of the pages in host memory.
     """
 
     hashes: Sequence[str]

@@ -1,5 +1,5 @@
-"""The rank processes of one host: starts, watches and kills them. Ranks are forked from a process that has only
-imported torch, so a start takes a fraction of a second.
+"""Starts, watches and kills the rank processes of one host. Ranks are forked from a process that has only imported
+torch, so a start takes a fraction of a second.
 """
 
 import asyncio

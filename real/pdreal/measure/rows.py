@@ -78,7 +78,7 @@ class Row:
     context_tokens: int | None = None
     """Total number of context tokens: of all prompts of a forward, or of all requests of a decode step."""
     busy_us: float | None = None
-    """Time that the GPU had computed without pause before this forward."""
+    """Time in us for which the GPU had computed without a pause when this forward began."""
     payload_bytes: int | None = None
     """Number of bytes that a copy or transfer moves."""
     rest_us: float | None = None

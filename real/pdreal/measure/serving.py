@@ -44,7 +44,9 @@ def message_row(hosts: Hosts | None) -> Row:
 
 
 async def _messages_between_us(folder: Path, hosts: Hosts) -> list[float]:
-    """Measures round trips to the agent of another host. Returns half of each, sorted, in us."""
+    """Measures how long a message takes to another host: half the time of round trips to pdreal's helper process there.
+    Returns the times in us, sorted.
+    """
     network = Network.dealt(hosts.home_address)
     channel = Channel(folder, LAUNCHER, network=network)
     name, entry = hosts.others[0]

@@ -59,7 +59,7 @@ class Attend(Protocol):
 
     @property
     def delta(self) -> Recurrence:
-        """The recurrence of the model's linear-attention layers."""
+        """Computes the recurrence (gated delta rule) of linear-attention layers."""
         ...
 
 
@@ -116,8 +116,9 @@ class Transformer:
         return self.hidden_behind(embedding(tokens, self.weights.embedding), positions, attend, rows)
 
     def hidden_behind(self, residual: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Returns the hidden states after the last layer and the final norm, [rows, hidden]. residual: input of the
-        first layer, [tokens, hidden], which is overwritten. rows: tokens whose hidden states are returned; None: all.
+        """Computes all layers and the final norm. Returns the hidden states, [rows, hidden]. residual: input of the
+        first layer, [tokens, hidden], which is overwritten. positions: index of each token in its sequence, [tokens].
+        attend: computes the attention. rows: tokens whose hidden states are returned; None: all.
         """
         num_tokens = len(residual)
         residual = self._tokens.own(residual)

@@ -33,7 +33,7 @@ class VerifyRows(NamedTuple):
     tokens: Tensor
     """Last token of each sequence, [rows]."""
     positions: Tensor
-    """Number of tokens with KV before the last token of each sequence, [rows]."""
+    """Position of the last token of each sequence, which is the number of tokens before it, [rows]."""
     slots: Tensor
     """Index of the entry in which each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor

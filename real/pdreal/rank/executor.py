@@ -76,7 +76,7 @@ class _Sequence:
     is_saved: bool = False
     """True: the sequence is retracted, and its KV is in host memory."""
     state_slot: int = 0
-    """Slot where the sequence's linear-attention state was last. 0: none."""
+    """Slot of the linear-attention state after the sequence's last computed tokens. 0: none."""
     num_cached_tokens: int = 0
     """Number of prompt tokens whose KV came from the prefix cache."""
     is_begun: bool = False
@@ -91,7 +91,9 @@ class _Sequence:
 
     @property
     def to_verify(self) -> SequenceToVerify:
-        """Data of the sequence from which a step that verifies drafts begins."""
+        """The sequence's data that speculative decoding needs before a step: numbers of output tokens, and the
+        reference output.
+        """
         num_output_tokens = len(self.tokens) - self.num_prompt_tokens
         num_lacking = self.most_tokens - len(self.tokens)
         return SequenceToVerify(self.request_id, num_output_tokens, num_lacking, self.sampling.reference)

@@ -309,8 +309,9 @@ class PrefillGraphs(_Graphs):
         drafter: Drafter | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """drafter: computes its head for each forward's tokens after the graph, kernel by kernel. None: no drafts.
-        states: linear-attention states; None: the model has none.
+        """model, kv: the model and its paged KV, for which graphs are captured. records_experts: True: counts the
+        tokens of each expert. drafter: runs the draft head on each forward's tokens, after the graph and outside any
+        graph; None: no drafts. states: linear-attention states; None: the model has none.
         """
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 

@@ -37,8 +37,9 @@ class KvTransfers:
         log: InstanceLog,
         carry_out: Callable[[Sequence[m.Command]], None],
     ) -> None:
-        """agents: the state machine that sends or receives KV for the instance; empty if there is none. carry_out:
-        carries out the commands of this state machine.
+        """spec: the instance's role, scenario and options. agents: the state machine that sends or receives KV for the
+        instance; empty if there is none. group: the instance's ranks. executor: knows the pages of requests. log: takes
+        the entries of the instance. carry_out: carries out the commands of the state machine.
         """
         self._instance_id = spec.instance_id
         self._agents = {agent.instance_id: agent for agent in agents}

@@ -194,9 +194,9 @@ class ModelRunner:
         return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages, state=state)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """Does one piece of work. Returns the next tokens of a prefill or decode batch, in the batch's order, and no
-        tokens for other work. on_layers: called after each layer group of a prefill batch, with the number of groups
-        whose KV is in memory.
+        """Carries out one task: a prefill or decode batch, or a copy of KV between GPU and host memory. Returns the
+        next tokens of a batch, in the batch's order; for copies, no tokens. on_layers: called after each layer group of
+        a prefill batch, with the number of groups whose KV is in memory.
         """
         self.expert_counts, self.logprobs, self.seeds = None, [], []
         match work:
