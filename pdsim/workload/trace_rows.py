@@ -26,9 +26,7 @@ _USUAL_BLOCK_TOKENS = 512
 _LOOKED_AT = 1000
 """Number of first rows from which block sizes and units of times are inferred."""
 EPOCH_S = 1e9
-"""Times of at least this many seconds are Unix times, in seconds since 1970. Times since a trace's start are far
-smaller.
-"""
+"""Times of at least this number of s count from 1970. Times since the start of a trace are far smaller."""
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
@@ -49,9 +47,8 @@ class RowTrace(TimedTrace):
     block_tokens: int | None = None
     """Number of tokens per hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times (s, ms, us or ns) if their field name tells none. Empty: the unit of the trace's format, or
-    a unit that is inferred from the values, with a note.
-    """
+    """Unit of arrival times whose field name tells none: s, ms, us or ns. Empty: the format's, or inferred from the
+    values with a note."""
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None
@@ -281,9 +278,7 @@ class RowReader:
         self._turns[session] = spec, self._end_ns(line)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns the prompt of a turn that follows `before`. If the turn's row `line` has token ids, this is `prompt`,
-        which was read from the row. If not, the prompt begins with prompt and output of `before`.
-        """
+        """Returns a later turn's prompt: `prompt` if its row has ids of tokens, else it extends the turn before."""
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -312,8 +307,8 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Returns the length in ns of the time unit in which the trace gives the field `name`. The user's setting comes
-        first, then the unit of the trace's format, then the unit that fits the values.
+        """Returns the length in ns of the unit of field `name`: as the user set it, as the format has it, or
+        inferred.
         """
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit

@@ -23,9 +23,8 @@ from pdsim.metrics.summary_rows import counted
 Term = Callable[[Columns], Floats]
 
 ABOVE_LEAST = (1.3, 3.0)
-"""Factors on the smallest measured time: two limits that a fit tries. Below a limit, the fit takes times as set by a
-forward's minimum time; above, as set by the amount of work.
-"""
+"""Two limits that a fit tries, as factors over the smallest time. Rows below a limit are taken to be bound by the
+minimum time, rows above by work."""
 LEAST_GAIN = 0.05
 """A further effect (tiles, or the slowdown of a busy GPU) is fitted only if it removes this share of the fit's error.
 """
@@ -169,7 +168,7 @@ def best_tile(rows: Rows) -> int:
 
 
 def misfit(form: Form, rows: Rows) -> float:
-    """Mean absolute value of the relative errors of a form that is fitted to all rows."""
+    """Mean of the absolute errors of a form that is fitted to all rows."""
     return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
 
 
@@ -303,8 +302,8 @@ class FittedForm:
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
-        """The 95 % interval of each coefficient in ns, by bootstrap. The bootstrap draws whole shapes and not rows,
-        because repetitions of a shape have a common error.
+        """Interval of each coefficient in ns. The bootstrap draws whole shapes and not rows, because repetitions of a
+        shape have a common error.
         """
         rng = np.random.default_rng(0)
         shapes, num_shapes = _shapes(self.form, self.rows.columns)
@@ -368,8 +367,8 @@ def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) 
 
 def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
     """Coefficients of a fit that outliers hardly affect. Internally, each coefficient is scaled by the value with which
-    its term alone would explain the mean time. near: coefficients close to the solution, from which the fit starts.
-    None: the fit starts from several values.
+    its term alone would explain the mean time. near: coefficients that are known to be close. None: the fit starts from
+    several values.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -425,8 +424,8 @@ def _errors(form: Form, values: Floats, columns: Columns) -> Floats:
 
 
 def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
-    """Groups rows by shape. Rows of nearly equal sizes have the same shape, unless they run in different CUDA graphs.
-    Returns the index of each row's shape, and the number of shapes. Shapes are sorted by size.
+    """Returns the index of each row's shape (shapes are sorted by size), and how many shapes there are. Rows of nearly
+    equal sizes have the same shape, unless they run in different CUDA graphs.
     """
     rounded = [np.round(np.log2(1 + columns[name]) * SHAPES_PER_DOUBLING) for name in form.shape if name != "graph"]
     sizes = [*rounded, *[columns[name] for name in form.shape if name == "graph"]]

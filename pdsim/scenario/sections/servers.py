@@ -168,9 +168,8 @@ class ServerSettings(Section):
     lost.
     """
     host_cache_write: WritePolicy = "write_through"
-    """When KV is copied to the host cache. write_through: when it is computed. write_through_selective: when it is used
-    again. write_back: when the GPU evicts it (--hicache-write-policy). No effect without host_cache. With engine vllm:
-    write_through.
+    """When KV is copied to the host cache: write_through, write_through_selective or write_back
+    (--hicache-write-policy). No effect without host_cache. With engine vllm: write_through.
     """
     host_cache_connector: HostCacheConnector = "offloading"
     """With engine vllm, what keeps KV in the host cache: offloading (OffloadingConnector), lmcache (LMCacheConnectorV1)
