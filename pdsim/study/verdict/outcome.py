@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def shortfall(self) -> str:
-        """Describes in a few words the limit of the SLO that is missed most. Without measured values: gives the reason."""
+        """Describes in a few words the limit of the SLO that is missed most, or the reason if values are missing."""
         judged = self.judgement
         if judged is None or self.reason == SATURATED or not judged.missed:
             return self.reason
