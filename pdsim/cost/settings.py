@@ -308,7 +308,7 @@ class Affine:
     decode_weights at the same time, so only the longer counts: decode_weights, or the sum of this time over the batch.
     """
     decode_per_request_ns: float = 0
-    """Time of a decode step for each request, in addition to the time for weights and for KV."""
+    """Further time of a decode step for each request, in addition to decode_matrices_per_request and reading KV."""
     decode_per_context_token_ns: float = 0
     """Time of a decode step for each KV token. A token that several requests read counts once for each of them."""
     decode_per_distinct_token_ns: float = 0

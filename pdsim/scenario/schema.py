@@ -216,7 +216,7 @@ class Scenario(Section):
     """Client: when requests are sent, in an open or a closed loop."""
     ignore_eos: bool = True
     """True: clients send ignore_eos with each request whose output is as long as its maximum, as bench_serving and
-    `pdsim launch` do. An aggregated instance then reserves memory for the maximum output of the request.
+    `pdsim launch` do. An aggregated instance then expects the maximum output when it admits the request.
     """
     priorities: dict[str, int] = Field(default={})
     """Priorities of request classes: {chat: 1, batch: 0}. Higher priorities go first; other classes have 0. With

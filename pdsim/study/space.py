@@ -66,7 +66,7 @@ class CandidateCluster:
     price_per_h: float = field(compare=False)
     """Price of one hour of the cluster's GPUs. If the user gave no prices: the number of GPUs."""
     changes: Changes = field(compare=False, repr=False)
-    """Changes of the base scenario that are needed besides servers and their numbers. Empty: none."""
+    """Changes that turn the base scenario into a scenario with this cluster."""
     encoders: Encoders = field(default=NO_ENCODERS, compare=False)
     """The encode instances of the cluster."""
 
