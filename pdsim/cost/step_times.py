@@ -79,11 +79,13 @@ def captured_batches(max_batch: int, max_running: int, *, speculative: bool = Fa
     return sorted(sizes | {largest})
 
 
-def captured_by_vllm(max_running: int) -> list[int]:
-    """Returns the batch sizes that vLLM captures, without drafts: at most 512 and at most twice max_running (0.33.0,
-    config/vllm.py:2463 and 2579). On Blackwell, vLLM's limit is 1,024 instead of 512, which this function ignores.
+def captured_by_vllm(max_running: int, *, blackwell: bool = False) -> list[int]:
+    """Returns the batch sizes that vLLM captures, without drafts: at most twice max_running, and at most 512, on
+    Blackwell 1,024 (0.33.0, config/vllm.py:2463-2467). max_running itself is captured within these limits (:2550).
     """
-    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)) if size <= 2 * max_running]
+    largest = min(2 * max_running, 1024 if blackwell else 512)
+    sizes = {size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16)) if size <= largest}
+    return sorted(sizes | {max_running}) if max_running <= largest else sorted(sizes)
 
 
 class DecodeHostOverhead(NamedTuple):

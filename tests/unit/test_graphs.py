@@ -79,9 +79,16 @@ def test_without_graphs_a_step_is_as_large_as_its_batch():
 
 
 def test_sizes_of_vllm_end_at_twice_its_requests():
-    assert captured_by_vllm(6) == [1, 2, 4, 8]
+    assert captured_by_vllm(6) == [1, 2, 4, 6, 8]
     assert captured_by_vllm(140)[-4:] == [240, 248, 256, 272]
-    assert captured_by_vllm(4096)[-1] == 512
+    assert 140 in captured_by_vllm(140)
+
+
+@pytest.mark.parametrize(("blackwell", "most"), [(False, 512), (True, 1024)])
+def test_sizes_of_vllm_end_at_the_limit_of_its_gpu(blackwell, most):
+    assert captured_by_vllm(600, blackwell=blackwell)[-1] == most
+    assert (600 in captured_by_vllm(600, blackwell=blackwell)) == blackwell
+    assert captured_by_vllm(4096, blackwell=blackwell)[-1] == most
 
 
 def graphs_of(tmp_path, **changed):
@@ -108,7 +115,7 @@ def graphs_of(tmp_path, **changed):
 
 def test_experts_make_the_default_cost_pad_as_the_engine_does(tmp_path):
     assert graphs_of(tmp_path).sizes == [1, 2, 4, 8, 12, 16, 20]
-    assert graphs_of(tmp_path, engine="vllm").sizes == [1, 2, 4, 8, 16, 24, 32, 40]
+    assert graphs_of(tmp_path, engine="vllm").sizes == [1, 2, 4, 8, 16, 20, 24, 32, 40]
     assert graphs_of(tmp_path, model="qwen3-8b", tp=1) is None
 
 

@@ -246,7 +246,7 @@ def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> G
     if sizes is None:
         return None
     if sizes == "vllm":
-        sizes = captured_by_vllm(settings.resolved_max_running)
+        sizes = captured_by_vllm(settings.resolved_max_running, blackwell=is_blackwell(layout.gpu.name))
     elif sizes == "sglang":
         largest = memory_tier(layout.gpu, settings.tp).max_graph_batch
         speculative = scenario.acceptance is not None
