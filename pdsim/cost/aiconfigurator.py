@@ -91,7 +91,13 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
     none for its model, GPU or data types.
     """
     spec, gpu = layout.model, layout.gpu
-    for name, known, what in ((spec.name, MODELS, "model"), (gpu.name, SYSTEMS, "GPU"), (layout.kv_dtype, KV, "KV in")):
+    asked = (
+        (spec.name, MODELS, "model"),
+        (gpu.name, SYSTEMS, "GPU"),
+        *((dtype, WEIGHTS, "weights in") for dtype in spec.weight_dtypes),
+        (layout.kv_dtype, KV, "KV in"),
+    )
+    for name, known, what in asked:
         if name not in known:
             raise NoOperatorTablesError(f"it has no {what} {name}; it has {', '.join(known)}")
     options: dict[str, Any] = {
@@ -105,7 +111,7 @@ def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
     if spec.experts is not None:
         ranks = layout.tp * layout.dp
         split = {"moe_tp_size": 1, "moe_ep_size": ranks} if layout.has_whole_experts else {"moe_tp_size": ranks}
-        options |= {"moe_quant_mode": WEIGHTS[spec.weight_dtype], **split}
+        options |= {"moe_quant_mode": WEIGHTS[spec.weight_dtypes[-1]], **split}
     return _compiled(MODELS[spec.name], SYSTEMS[gpu.name], backend, tuple(options.items()))
 
 

@@ -124,12 +124,18 @@ def apply_change(data: dict[str, Any], change: str) -> None:
 
 def set_field(data: dict[str, Any], path: str, value: Any, *, where: str) -> None:
     """Sets one field of plain data by its dotted path, such as decode.admission.reserved_tokens. where: names the
-    change in messages. Raises ConfigError if the path leads through a value without fields.
+    change in messages. Raises ConfigError if the path leads through a value without fields, or through a short form
+    that is not known.
     """
     *parents, last = path.split(".")
     at = data
     for key in parents:
-        inside = SHORTHANDS.get(key, lambda value: value)(at.get(key)) if at is data else at.get(key)
+        inside = at.get(key)
+        if at is data and key in SHORTHANDS:
+            try:
+                inside = SHORTHANDS[key](inside)
+            except ValueError as wrong:
+                raise ConfigError(f"{where}: {key}: {wrong}") from None
         if isinstance(inside, str):  # a component that now gets settings
             inside = {"use": inside}
         elif inside is None:

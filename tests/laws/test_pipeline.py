@@ -188,6 +188,15 @@ def test_what_stages_do_not_have_is_refused(changes, told):
         run(small(request(0, 64, 2), **{"prefill__pp": 2, **changes}))
 
 
+def test_vllm_pulls_kv_of_sparse_attention_from_stages():
+    """Its layers keep the KV of all tokens, though each token attends to few (0.33.0, v1/kv_cache_interface.py:729)."""
+    wide = {"gpu": "b200", "tp": 8, "ep": 8}
+    transport = {"transport": "nixl-rdma"}
+    roles = {"prefill": {**wide, "pp": 2}, "decode": wide}
+    traced = run(small(request(0, 64, 2), engine="vllm", model="deepseek-v3.2", network=transport, **roles))
+    assert traced.result.summary()["completed"] == 1
+
+
 coefficients = st.floats(1e-9, 1e3)
 
 

@@ -19,6 +19,7 @@ WRONG = [
     (["routing", "--trace", "nowhere.csv"], "--trace: no trace file nowhere.csv"),
     (["routing", "x.yaml"], "x.yaml does not exist"),
     (["routing", "--set", "decode.radix=1"], "--set: unknown field 'decode.radix' (did you mean 'radix_cache'?)"),
+    (["routing", "--set", "corner=slow", "--set", "corner.prefill=slowest"], "no end of a range 'slow'"),
     (["routing", "--seeds", "0"], "--seeds 0: at least 1"),
     (
         ["capacity", "--trace", "sharegpt.json", "--set", "client=open_loop"],

@@ -52,6 +52,12 @@ def test_prompts_want_prefill_and_outputs_want_decode(ask):
     assert prompts.limit.resource == "prefill compute"
 
 
+def test_splits_give_each_role_whole_servers(ask):
+    stages = ("prefill.pp=2", "decode.pp=2", "model=qwen3-8b", "prefill.instances=2", "decode.instances=2")
+    made = ask("pd-ratio", *stages)
+    assert {row.arm.partition(",")[0] for row in made.rows} == {"1P3D", "2P2D", "3P1D"}
+
+
 def test_questions_keep_the_engine(ask):
     pulled, pushed = (ask("explain-ttft", f"engine={engine}") for engine in ("vllm", "sglang"))
     assert value(pulled, "disaggregated", "ttft") != value(pushed, "disaggregated", "ttft")

@@ -48,7 +48,7 @@ def test_large_models_have_tables(tables, model, kv_dtype):
 
 
 def test_what_the_tables_lack_is_told_before_the_run(tables):
-    model = {"name": "minimax-m2.5", "weight_dtype": "fp8"}  # 1,536 / 8 is no whole number of fp8 blocks
+    model = "minimax-m2.5"  # 1,536 / 8 is no whole number of fp8 blocks
     with pytest.raises(ConfigError, match=r"no tables for MiniMaxAI/MiniMax-M2.5 on h200_sxm"):
         build(small(request(0, 60, 5), cost="aiconfigurator", model=model, prefill={"gpu": "h200", "tp": 8}))
 
@@ -56,6 +56,11 @@ def test_what_the_tables_lack_is_told_before_the_run(tables):
 def test_a_gpu_without_tables_is_named():
     with pytest.raises(ConfigError, match="cost: aiconfigurator: it has no GPU h20; it has h100, h200"):
         build(small(request(0, 60, 5), cost="aiconfigurator", prefill={"gpu": "h20"}))
+
+
+def test_weights_without_tables_are_named():
+    with pytest.raises(ConfigError, match="cost: aiconfigurator: it has no weights in int4; it has bf16, fp8, fp4"):
+        build(small(request(0, 60, 5), cost="aiconfigurator", weight_dtype="int4"))
 
 
 def test_without_it_the_message_says_how_to_get_it(monkeypatch):

@@ -224,7 +224,7 @@ def _check_connectors(scenario: Scenario) -> None:
     wrong = ""
     if model.state is not None:
         wrong = "vLLM does not start a model with linear attention beside it (0.33.0, config/vllm.py:2269)"
-    elif model.attention.window_tokens:
+    elif model.attention.kept_window_tokens:
         wrong = (
             "beside it, vLLM keeps the whole KV of layers with a sliding window (0.33.0, config/vllm.py:2269), "
             "which pdsim does not model"

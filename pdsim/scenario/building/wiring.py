@@ -91,7 +91,7 @@ NO_HYBRID_STAGES = (
 
 def is_hybrid(model: ModelSpec) -> bool:
     """True if some layers of a model keep the KV of all tokens, and others keep a window's KV or a state instead."""
-    return model.state is not None or model.attention.window_tokens > 0
+    return model.state is not None or model.attention.kept_window_tokens > 0
 
 
 def wire_of(scenario: Scenario) -> RankPairLayout:

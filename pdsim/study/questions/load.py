@@ -104,7 +104,7 @@ def _capacity_verdict(study: Study) -> Verdict:
     highest, num_gpus = _highest(study), study.base.scenario.num_gpus
     if not highest:
         lowest = min((arm for arm in study.arms if arm.series), key=place_of).label
-        return Verdict(lowest, "Send less", "the cluster misses the SLO even at the lowest rate that was tried.")
+        return Verdict(lowest, "", "The cluster misses the SLO even at the lowest rate that was tried.")
     most = study.mean(_ALL_AT_ONCE, "request_throughput")
     label = next(arm.label for arm in study.arms if arm.x == highest)
     rate, speed = highest, ""

@@ -24,7 +24,7 @@ def _splits(base: Base) -> list[Arm]:
     num_gpus = base.scenario.num_role_gpus
     made = []
     for instances in range(1, num_gpus // prefill.num_server_gpus + 1):
-        others, rest = divmod(num_gpus - instances * prefill.num_server_gpus, decode.tp)
+        others, rest = divmod(num_gpus - instances * prefill.num_server_gpus, decode.num_server_gpus)
         if others >= 1 and not rest:
             changes = {"prefill.instances": instances, "decode.instances": others}
             routers = base.routers(max(instances, others))
