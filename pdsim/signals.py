@@ -1,31 +1,48 @@
-"""Handles the signals that end a program: Ctrl-C (SIGINT), and SIGTERM, which job schedulers and containers send."""
+"""Handles the signals that end a program: Ctrl-C (SIGINT), SIGTERM, which job schedulers and containers send, and
+SIGHUP, which a closed terminal sends.
+"""
 
+import os
 import signal
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import NoReturn
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM does what Ctrl-C does: temporary folders are removed, and workers end. Does nothing in
-    threads other than the main thread, because Python handles no signals there.
+def ended_like_ctrl_c() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP do what Ctrl-C does: temporary folders are removed, and workers end. A signal
+    that the program ignores, as it does SIGHUP under nohup, stays ignored. Does nothing in threads other than the main
+    thread, because Python handles no signals there.
     """
     if current_thread() is not main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    heeded = [number for number in _ENDING[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heeded}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _interrupt(_signal: int, _frame: object) -> NoReturn:
+def _interrupt(number: int, _frame: object) -> NoReturn:
+    if number != signal.SIGTERM:
+        _leave_closed_terminal()
     raise KeyboardInterrupt
+
+
+def _leave_closed_terminal() -> None:
+    """Sends what is printed from now on to /dev/null if the terminal is closed: a write to it would raise an error."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+                os.dup2(nowhere.fileno(), descriptor)
 
 
 @contextmanager

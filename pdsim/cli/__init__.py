@@ -13,7 +13,7 @@ search_seldom()  # imports make much, and no garbage
 
 try:
     from pdsim.cli.command import program, run_app
-    from pdsim.signals import ended_by_sigterm
+    from pdsim.signals import ended_like_ctrl_c
 except KeyboardInterrupt:  # these imports take most of the time to start
     raise SystemExit(130) from None
 
@@ -54,5 +54,5 @@ _FOR_LIBRARIES = {
 def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in _FOR_LIBRARIES.items():
         os.environ.setdefault(name, value)
-    with ended_by_sigterm():
+    with ended_like_ctrl_c():
         run_app(app, arguments)

@@ -81,7 +81,7 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """Context in which Ctrl-C or SIGTERM ends the command with one line. what: the command's name in this line.
+    """Context in which Ctrl-C, SIGTERM or SIGHUP ends the command with one line. what: the command's name in this line.
     is_kept: True: the line says that the command can resume.
     """
     try:

@@ -4,11 +4,13 @@ import ast
 import gzip
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -289,9 +291,9 @@ def test_a_terminal_is_told_what_is_being_written(capsys, monkeypatch):
     assert capsys.readouterr().err == "\r\033[K"
 
 
-@pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("kind", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path, kind):
-    """Ctrl-C or SIGTERM in the middle: exit code 130, and a folder with the requests that had ended."""
+    """Ctrl-C, SIGTERM or SIGHUP in the middle: exit code 130, and a folder with the requests that had ended."""
     out = tmp_path / "run"
     code = (
         "import signal, sys\n"
@@ -314,7 +316,22 @@ def test_an_interrupted_run_keeps_what_it_finished(scenario, tmp_path, kind):
     assert summary["completed"] + summary["pdsim"]["unfinished"] == len(read_records(out).requests)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_whose_terminal_closes_keeps_what_it_finished(scenario, tmp_path):
+    """The bar of progress and the summary would be written to a terminal that is gone."""
+    command = [str(Path(sys.executable).with_name("pdsim")), "run", str(scenario), "--out", str(tmp_path / "run")]
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execv(command[0], [*command, "--set", "workload.num_sessions=50000", "--yes"])
+    shown = b""
+    while b"/100000" not in shown:
+        shown += os.read(terminal, 1 << 16)
+    sleep(0.5)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 130
+    assert read_summary(tmp_path / "run")["pdsim"]["interrupted"]
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_command_ends_with_one_line_when_interrupted(capsys, scenario, tmp_path, monkeypatch, kind):
     """Also commands that keep nothing; SIGINT is ignored where a shell started the tests in the background."""
 

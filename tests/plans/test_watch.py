@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from pdsim.cli.studies import _interruptible
-from pdsim.signals import ended_by_sigterm
+from pdsim.signals import ended_like_ctrl_c
 from pdsim.study.planning import watch
 from pdsim.study.planning.watch import Watch
 
@@ -32,13 +32,13 @@ def interrupt(kind):
     signal.pause()
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_search_says_what_is_provisional(kind, capsys):
     told = []
     watched = Watch(told.append)
     watched.best = "3P2D: 5 x H100"
     ends = pytest.raises(SystemExit)
-    with ends as ended, ended_by_sigterm(), _interruptible("plan", is_kept=True), watched.provisional():
+    with ends as ended, ended_like_ctrl_c(), _interruptible("plan", is_kept=True), watched.provisional():
         interrupt(kind)
     assert ended.value.code == 130
     assert told == ["provisional: 0 runs done; best so far: 3P2D: 5 x H100"]
