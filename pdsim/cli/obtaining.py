@@ -40,6 +40,7 @@ def obtain_runs(
     """
     from pdsim.metrics.columns import StoredRecords
 
+    _require_scenario(paths, changes)
     folders = {} if out is None else _folders(paths, changes, out, force=force)
     runs: list[FinishedRun] = []
     for path in paths:
@@ -61,6 +62,17 @@ def obtain_runs(
     for run in runs[1:]:
         _warn_of_other_machine(run, runs[0])
     return runs
+
+
+def _require_scenario(paths: Sequence[Path], changes: Sequence[str]) -> None:
+    """Raises ConfigError if there are changes, and no path is a scenario file that they could change."""
+    if changes and not any(_is_scenario(path) for path in paths):
+        raise ConfigError(f"--set {changes[0]}: changes a scenario file, and {paths[0]} is the result of a run")
+
+
+def _is_scenario(path: Path) -> bool:
+    """True for the path of a scenario file, False for that of a run folder or of another tool's result."""
+    return not (path.is_dir() or is_result(path))
 
 
 def compared_runs(
@@ -101,7 +113,7 @@ def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force:
     there = [path.name == COMPARISON or run_folder.holds_run(path) for path in (out.iterdir() if out.is_dir() else ())]
     require_empty_or_own(out, "runs", is_own=any(there))
     for path in paths:
-        if path.is_dir() or is_result(path):
+        if not _is_scenario(path):
             continue
         folder = out / load_scenario(path, changes).name
         if folder in folders.values():
@@ -137,6 +149,7 @@ def scenario_of(path: Path, changes: Sequence[str]) -> Scenario:
     """
     if is_result(path):
         raise ConfigError(f"{path} is a result of another tool; expected a run folder or a scenario file")
+    _require_scenario([path], changes)
     if path.is_dir():
         run_folder.read_summary(path)
         return load_scenario(path / run_folder.SCENARIO)

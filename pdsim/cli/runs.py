@@ -280,6 +280,7 @@ def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
     """The resolved scenario of a run folder or scenario file. None: the folder has no scenario, or the path is a result
     file of another tool. changes: changes of the scenario file, in the notation of --set.
     """
+    from pdsim.formats.results.reading import is_result
     from pdsim.metrics.run_folder import SCENARIO
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario
@@ -287,7 +288,7 @@ def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
     if path.is_dir():
         kept = path / SCENARIO
         return resolve(load_scenario(kept)) if kept.is_file() else None
-    return None if path.suffix in (".json", ".jsonl") else resolve(load_scenario(path, changes))
+    return None if is_result(path) else resolve(load_scenario(path, changes))
 
 
 _WHY_DIFFERENT = (

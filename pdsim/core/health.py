@@ -34,10 +34,11 @@ class HealthMonitor:
             return self._tell(instance_id, self._down(instance_id, self._max_failures, now_ns)) if is_down else []
         was_down = self._failures[instance_id] >= self._max_failures
         has_restarted = life != self._lives[instance_id]
+        num_beats = self._failures[instance_id] + 1
         self._failures[instance_id], self._lives[instance_id] = 0, life
         if was_down:
             return self._tell(instance_id, PeerUp(instance_id))
-        down = self._down(instance_id, 1, now_ns, has_restarted=True)
+        down = self._down(instance_id, num_beats, now_ns, has_restarted=True)
         return self._tell(instance_id, down) if has_restarted else []
 
     def _down(self, instance_id: str, num_beats: int, now_ns: int, *, has_restarted: bool = False) -> PeerDown:

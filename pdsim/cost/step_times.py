@@ -375,8 +375,14 @@ class StepTimes:
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
         """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
-        terms = self.prefill.prefill_terms(step)
-        return terms if self.drafting.model is None else {**terms, "draft": self.drafting.model.prefill_ns(step, 0)}
+        terms = dict(self.prefill.prefill_terms(step))
+        if self.drafting.model is not None:
+            terms["draft"] = self.drafting.model.prefill_ns(step, 0)
+        if self.host_overhead.prefill_ns:
+            terms["host between steps"] = self.host_overhead.prefill_ns
+        if self.host_overhead.launch_ns:
+            terms["rest of the launch"] = max(0.0, self.host_overhead.launch_ns - sum(terms.values()))
+        return terms
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
         """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration. num_context_tokens,

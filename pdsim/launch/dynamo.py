@@ -230,8 +230,8 @@ def _begin(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Lau
         made.notes.append("router: cache_aware: Dynamo's kv mode weighs matches and load by another rule, dynamo_kv")
     if name == "dynamo_kv" and not _mode_policy(scenario).kv_events:
         made.notes.append(
-            "router: dynamo_kv: Dynamo's frontend learns from the workers what they cache; pdsim's router remembers "
-            "the prompts that it sent, as many tokens as a pool holds"
+            "router: dynamo_kv: without kv_events, Dynamo's frontend forgets a prompt after a time, and pdsim's router "
+            "when the prompts that it sent have more tokens than a pool holds"
         )
     made.add("frontend", FRONTEND, _frontend_flags(scenario, HOST))
     resolved = resolve(scenario)

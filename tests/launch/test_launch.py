@@ -619,7 +619,7 @@ MANUAL = "{use: manual, assignment_mode: min_group, max_idle: 90 s}"
 @pytest.mark.parametrize("has_events", [True, False])
 def test_only_a_router_without_events_remembers_prompts(has_events):
     _, notes = text("dynamo", scenario(("router", f"{{use: dynamo_kv, kv_events: {has_events}}}"), ("health", "null")))
-    assert has_events != any("pdsim's router remembers the prompts that it sent" in note for note in notes)
+    assert has_events != any("Dynamo's frontend forgets a prompt after a time" in note for note in notes)
 
 
 def test_the_policy_manual_of_the_gateway():

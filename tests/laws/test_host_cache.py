@@ -16,6 +16,7 @@ from pdsim.core.memory.radix_cache import PagePool, RadixCache
 from pdsim.core.messages import KvGranted, LoadBack, LoadRetracted, Send, WriteBackup
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.cost.copies import HostCopies, HostLink, end_behind_load
+from pdsim.metrics.explanation.failures import failures_of
 from pdsim.policy.pages import FirstInFirstOut, LeastFrequentlyUsed, LeastRecentlyUsed
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import resolve
@@ -424,7 +425,8 @@ def test_a_retracted_request_without_room_in_host_memory_fails():
     assert needed > 3
     traced = run(outgrowing(needed - 1), checked=True)
     (failed,) = [r for r in traced.records.requests if r.outcome == "failed"]
-    assert "do not fit the host memory" in failed.reason
+    assert failed.reason.endswith("do not fit the host memory of decode-0")
+    assert "decode.host_cache" in failures_of([failed], has_faults=False)[0].relief
 
 
 # Times.

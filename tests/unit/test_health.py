@@ -32,6 +32,14 @@ def test_a_restart_between_two_heartbeats_is_noticed(monitor):
     assert told(monitor, None, 2) == [[], [PeerDown("prefill-0", has_restarted=True)]]
 
 
+def test_a_restart_behind_a_missed_heartbeat_was_last_alive_before_that():
+    monitor = HealthMonitor({"prefill-0": ["decode-0"]}, max_failures=2, interval_ns=5)
+    for now_ns, life in ((10, 0), (15, None)):
+        assert monitor.on_message(Heartbeat("prefill-0", life), now_ns) == []
+    (restarted,) = monitor.on_message(Heartbeat("prefill-0", 1), 20)
+    assert restarted.message == PeerDown("prefill-0", has_restarted=True, seen_ns=10)
+
+
 def test_everybody_concerned_is_told(monitor):
     monitor.on_message(Heartbeat("decode-0", None), 0)
     down = PeerDown("decode-0")

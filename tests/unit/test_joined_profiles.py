@@ -54,6 +54,15 @@ def test_each_role_compiles_as_its_own_machine(tmp_path):
         assert scenario({**profiles, "cold_kernels": None}).cost.cold_kernels is None
 
 
+def test_a_scenarios_cold_start_goes_before_those_of_its_profiles(tmp_path):
+    of_all = read_yaml(PROFILES / H200)
+    of_all["cost"]["cold_start"] = {1: "7 ms"}
+    write_yaml(of_all, tmp_path / "cold.yaml")
+    one, cold = profile(tmp_path / "cold.yaml"), {"cold_start": {1: "3 ms"}}
+    for profiles in (one, {"prefill": one, "decode": one}):
+        assert scenario({**profiles, **cold}).cost.cold_start == {1: 3_000_000}
+
+
 @pytest.mark.parametrize("section", ["host", "measured"])
 @pytest.mark.parametrize("given", [None, 3])
 def test_what_is_no_section_beside_two_profiles_is_refused(section, given):

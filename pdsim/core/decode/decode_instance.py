@@ -429,7 +429,8 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         pages = request.lease.table[:num_pages]
         host = self._host_of_retracted
         if host is not None and not host.retract(request_id, pages):
-            return [m.Failed(request_id, f"{num_pages} pages of a retracted request do not fit the host memory")]
+            why = f"{num_pages} pages of a retracted request do not fit the host memory of {self.instance_id}"
+            return [m.Failed(request_id, why)]
         self.queue.retracted[request_id] = request
         self.ready.on_retraction(request)
         saved = [m.SaveKv(request_id, tuple(pages))] if host is None and self.limits.saves_retracted else []

@@ -165,7 +165,8 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
     found: dict[str, Any] = {}
     for role, cost in costs.items():
         model = cost.get(role) or {key: setting for key, setting in cost.items() if key not in _NO_MODEL}
-        found |= {role: model, **{field: cost[field] for field in _OF_ROLE[role] if field in cost}}
+        own = {field: cost[field] for field in _OF_ROLE[role] if field in cost and field not in given}
+        found |= {role: model, **own}
     hosts = {role: cost.get("host") or {} for role, cost in costs.items()}
     host = {
         name: time
