@@ -44,8 +44,8 @@ else:
 
 
 def _first_call(cls: Any) -> Any:
-    """Returns an __init__ for a dataclass. When it is first called, it compiles the real constructor, puts this in its
-    own place, and calls it. Several threads may make the first call.
+    """Returns a temporary __init__ for a dataclass. Its first call compiles the real __init__, stores the real one in
+    the class, and calls it. Several threads may make the first call at the same time.
     """
 
     def compiling(self: Any, *args: Any, **kwargs: Any) -> None:

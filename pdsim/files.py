@@ -71,8 +71,8 @@ def write_new(path: Path, content: str) -> None:
 
 
 def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
-    """Raises ForeignFileError if the folder has files. is_own: True: this program made the folder, so files in it are
-    allowed.
+    """Raises ForeignFileError if the folder has files or folders, other than pdsim's lock and unfinished new folders.
+    is_own: True: this program made the folder, so files in it are allowed.
 
     what: names what would be written there, for the message.
     """
@@ -95,8 +95,9 @@ def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
 
 
 def require_own(folder: Path, own: Collection[str]) -> None:
-    """Checks that pdsim may write into a folder. Raises ForeignFileError if the folder is a link or a file, or has a
-    file that pdsim did not write. own: patterns of the names of files that pdsim writes there.
+    """Checks that pdsim may write into a folder, or remove the folder. Raises ForeignFileError if the folder is a link
+    or a file, or has a file whose path in the folder matches no pattern in `own`. own: patterns of files that pdsim
+    writes there.
     """
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ForeignFileError(
@@ -131,9 +132,9 @@ def replace_folder(new: Path, folder: Path, own: Collection[str]) -> None:
 
 @contextmanager
 def files_replaced(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
-    """Context with a new, empty folder. At the context's end, the files in the new folder replace the files in
-    `folder`; the file `last` is moved last. If writing fails, `folder` stays as it was. Signals do not interrupt the
-    replacing.
+    """Context with a new, empty folder. At the context's end, each file in the new folder replaces the file of the same
+    name in `folder`; the file `last` is moved last. If the context raises, the files in `folder` stay as they were.
+    Signals do not interrupt the replacing. Raises ForeignFileError if another process writes into `folder`.
 
     Also removes old files that `own` names without a wildcard and that were not written again, and new folders that
     killed programs have left. All other files stay.

@@ -44,7 +44,9 @@ def shown(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """The message. If it is long, as when it quotes a damaged file, its middle is left out."""
+    """The message. If the message has more than 2 * _KEPT_SIDE characters, as when it quotes a damaged file, its middle
+    is left out.
+    """
     left_out = len(message) - 2 * _KEPT_SIDE
     return message if left_out <= 0 else f"{message[:_KEPT_SIDE]} [{left_out} characters] {message[-_KEPT_SIDE:]}"
 
@@ -54,10 +56,10 @@ _KEPT_SIDE = 900
 
 
 def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> str:
-    """The text of a regular file, without a BOM. Raises InputError for other files; FileNotFoundError and similar
-    errors of the system pass through.
+    """The text of a file, without a BOM. Raises InputError if the path is a folder, a device or a pipe, and if the file
+    is no UTF-8 or has more than most_bytes bytes. FileNotFoundError and similar errors of the system pass through.
 
-    what: names the content in messages. most_bytes: size above which the file is refused.
+    what: names the content in messages.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
@@ -71,9 +73,9 @@ def read_text(path: Path, what: str = "text", most_bytes: int = MOST_BYTES) -> s
 
 @contextmanager
 def open_text(path: Path) -> Iterator[IO[str]]:
-    """Context with the lines of a text file, which may be compressed with gzip. A BOM is left out. Raises InputError if
-    the path is no regular file and, within the context, if the content is no text. Raises FileNotFoundError if there is
-    no file.
+    """Context with the lines of a text file, compressed with gzip if the file's name ends with .gz. A BOM is left out.
+    Raises InputError if the path is no regular file and, while lines are read within the context, if the content is no
+    UTF-8 or no complete gzip. FileNotFoundError and similar errors of the system pass through.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is {'a folder' if path.is_dir() else 'a device or a pipe'}, not a file")
@@ -93,8 +95,8 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
-    """The JSON value of a text. where: name of the text in messages. Raises InputError if the text is not JSON, or
-    nested too deep.
+    """The JSON value of a text. where: name of the text in messages. Raises InputError if the text is not JSON, is
+    nested too deep for Python's parser, or has an integer of more than 4300 digits.
 
     has_infinity: False: Infinity, NaN, and numbers that round to infinity (1e999) are refused, too.
     """
@@ -126,8 +128,9 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The YAML 1.2 value of a text. where: name of the text in messages. Raises InputError if the text is not YAML, and
-    if aliases multiply its values or contain themselves.
+    """The YAML 1.2 value of a text. where: name of the text in messages. Raises InputError if the text is not YAML or
+    is nested too deep, if it has more than MOST_YAML_VALUES values when each alias is written out, or if an alias
+    contains itself.
     """
     return _parsed_yaml(text, where, one=True)
 

@@ -72,9 +72,10 @@ Force = Annotated[bool, Parameter(help="Overwrite an earlier run in --out.")]
 
 
 def profile_changes(files: Sequence[str]) -> tuple[str, ...]:
-    """Changes, in the notation of --set, that take the cost and the front end from profiles. files: values of
-    --profile: one FILE, or prefill=FILE and decode=FILE. Raises ConfigError if the values are anything else, or a file
-    cannot be read.
+    """Changes, in the notation of --set, with which profiles replace the scenario's cost, and also its transfer times
+    and front end if a profile has them. files: values of --profile: one FILE, or prefill=FILE and decode=FILE; empty:
+    there are no changes. Raises ConfigError for FILE with a second value, for two files of one role, or if a file is no
+    profile.
     """
     if not files:
         return ()
@@ -126,8 +127,9 @@ def program(name: str, purpose: str) -> App:
 
 def run_app(app: App, arguments: Sequence[str] | None, mistakes: tuple[type[Exception], ...] = ()) -> None:
     """Runs the command that the arguments name. If a file or an option is wrong, prints one message and exits with 2.
-    If the user interrupts, prints one message and exits with 130. arguments: None: those of this process. mistakes:
-    further exceptions for which the command prints one message and exits with 2.
+    If the user interrupts, prints one message and exits with 130. If a disk is full, prints one message and exits with
+    1. If the reader of the output has gone, exits with 0. arguments: None: those of this process. mistakes: further
+    exceptions for which the command prints one message and exits with 2.
     """
     _open_closed_streams()
     known: tuple[type[Exception], ...] = (

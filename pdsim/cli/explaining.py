@@ -82,8 +82,8 @@ def explain(
 
 
 def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints the terms that sum up to the time of a typical prefill forward, and of a typical decode step. Simulates
-    nothing.
+    """Prints the terms that sum up to the time of a typical prefill forward, and of a typical decode step. Also prints
+    where the times of operators were measured, if the cost comes from kernels. Simulates nothing.
     """
     from pdsim.cli.obtaining import kernels_of, scenario_of, typical_steps
     from pdsim.show.terminal.tables import print_kernels, print_step_terms
@@ -101,7 +101,7 @@ def _explain_cost(run: Path, changes: tuple[str, ...], *, json_: bool) -> None:
 
 
 def _explain_request(run: Path, request_id: int, changes: tuple[str, ...], *, json_: bool) -> None:
-    """Prints the stages and the critical path of one request."""
+    """Prints the stages and the critical path of one request. Raises ConfigError if the run has no such request."""
     from pdsim.cli.obtaining import obtain_runs
     from pdsim.metrics.columns import StoredRecords, columns
     from pdsim.metrics.explanation.explain import CriticalPaths
@@ -132,7 +132,8 @@ def _explain_tail(
 ) -> None:
     """Prints the groups of the slowest requests by `metric`. percent: percentage of requests that count as slowest.
     command: explains the run; printed for each group, with a request's number added. beside: fields that the JSON
-    output has in addition to the groups.
+    output has in addition to the groups. Raises ConfigError if no request finished and none failed; for TPOT, only
+    finished requests with two or more output tokens count.
     """
     from pdsim.metrics.explanation.tail import tail
     from pdsim.show.terminal.tables import print_tail, tail_json

@@ -33,11 +33,15 @@ class FinishedRun:
     records: Records
     """Records of the run's requests, steps and transfers. Empty: another tool made the run."""
     stall: list[str] = field(default_factory=list)
-    """One line for each request that never ended. Empty: all requests ended."""
+    """Lines on the requests that still waited when no event was left. Empty: the run did not stall, was interrupted, or
+    was not simulated by this command.
+    """
     interrupted: bool = False
-    """True: the user interrupted the run, which is therefore incomplete."""
+    """True: the user interrupted the run while this command made it, so the run is incomplete."""
     scenario: Scenario | None = None
-    """The scenario that was simulated. None: another tool made the run."""
+    """The scenario of the run. None: another tool made the run, this command made it in real mode, or the scenario in
+    its run folder cannot be read.
+    """
     examined: "Examined | None" = None
     """The run judged by an SLO. None: the user gave no SLO."""
 
@@ -104,8 +108,8 @@ def write_run(
     folder: Path, scenario: Scenario, run: FinishedRun, journal: "JournalProof", *, keep: Collection[Kept], quiet: bool
 ) -> None:
     """Writes a run folder, except the journal, which was written during the run. The summary gets the number and digest
-    of the journal's lines (`journal`). keep: optional files to write. The user can also make these files later from the
-    folder's tables. quiet: True: no progress is shown.
+    of the journal's lines (`journal`). keep: optional files to write; the figure only if a request finished. The user
+    can also make these files later from the folder's tables. quiet: True: no progress is shown.
     """
     summary = {**run.summary, "pdsim": {**run.summary["pdsim"], "journal": journal.fields()}}
     with saying(f"writing {folder} ...", quiet=quiet), garbage_collection_paused():
@@ -130,7 +134,7 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
-    """Context with a progress bar named `what`. Nothing is shown if `quiet` is True or there is no terminal. Yields a
+    """Context with a progress bar named `what`. Nothing is shown if `quiet` is True or stderr is no terminal. Yields a
     function that advances the bar: by one without arguments, or to a count and a total if these two are given. total:
     steps until the end; None: not known.
     """
@@ -160,7 +164,7 @@ def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Call
 @contextmanager
 def saying(what: str, *, quiet: bool) -> Iterator[None]:
     """Context that shows the line `what` on a terminal, and removes the line at its end. Nothing is shown if `quiet` is
-    True or there is no terminal.
+    True or stderr is no terminal.
     """
     if quiet or not sys.stderr.isatty():
         yield

@@ -1,5 +1,5 @@
-"""Judges runs by an SLO. A verdict also judges repetitions of a run, and runs with the fastest and the slowest step
-times.
+"""Judges runs by an SLO. If a verdict is close, repetitions of the run are judged, too. The result also has the
+verdicts on runs with the fastest and the slowest step times.
 """
 
 from collections.abc import Sequence
@@ -32,9 +32,9 @@ class Judge:
         return outcome_of_run(result.judged.requests, result.scenario.client, self._slo, failure)
 
     def examined(self, result: RunResult, at_ends: Sequence[Outcome], *, interrupted: bool, quiet: bool) -> Examined:
-        """Judges a run. Repeats the run with slightly faster and slower messages if its verdict is close and the user
-        did not interrupt the run. at_ends: outcomes with the fastest and the slowest step times, in this order; empty:
-        there is no range. quiet: True: no progress is shown.
+        """Judges a run. Repeats the run with slightly faster and slower messages if its verdict is close (is_near) and
+        the user did not interrupt the run. at_ends: outcomes with the fastest and the slowest step times, in this
+        order; empty: there is no range. quiet: True: no progress is shown.
         """
         own = self.verdict(result)
         repeated = self._repeated(quiet=quiet) if own.is_near and not interrupted else []

@@ -64,11 +64,14 @@ def validate_suite(
     real_only: bool,
     quiet: bool,
 ) -> None:
-    """Validates a matrix and prints the errors of its simulations. name: the matrix's folder, or its name in
-    `experiments`. profile: profile to use instead of the matrix's. runs: folder of real runs to use instead of the
-    matrix's. real_only: True: only makes missing real runs. quiet: True: prints JSON, and no progress. Exits with 1 if
-    a real run or a simulated request failed, or if real and simulated runs differ in more than times (such as cached
-    tokens or bytes).
+    """Makes the missing real runs of a matrix, simulates its variants, and prints the errors of the simulations. name:
+    the matrix's folder or file, or its name in `experiments`. profile: profile of all variants, instead of the
+    matrix's; None: the matrix's. runs: folder of the real runs; None: the matrix's. real_only: True: only makes missing
+    real runs. quiet: True: prints JSON, and no progress of the simulations.
+
+    Exits with 1 if a real run failed, if a simulated request failed although the scenario asks for no failures, or if a
+    request sent other bytes with the same cached prefix, or finished in only one of the two runs. Exits with 130 if the
+    user interrupts the real runs.
     """
     suite = load_suite(name, experiments)
     suite = replace(suite if profile is None else suite.with_profile(profile), runs=runs or suite.runs)
@@ -155,8 +158,9 @@ def run_missing(suite: ValidationSuite) -> list[str]:
 
 
 def _run(suite: ValidationSuite, variant: Variant) -> dict[str, Any] | None:
-    """Runs a variant in real mode, and returns the run's summary. None: the run failed or took too long; a log file has
-    the reason, and its path is printed.
+    """Runs a variant in real mode, and returns the run's summary. None: the run failed or took longer than the timeout;
+    this and the path of pdreal's log are printed. Raises ConfigError if this machine or the scenario lacks something
+    that the run needs.
     """
     folder, part = suite.runs / variant.name, suite.runs / f".{variant.name}.part"
     for own in (folder, part):
@@ -204,16 +208,19 @@ PairRanks = tuple[Ranks, Ranks]
 @dataclass(frozen=True)
 class Step:
     command: tuple[str, ...]
-    """The command that the step runs, as a list of arguments."""
+    """The command of the step: the program (pdsim or pdreal) and its arguments."""
     makes: str
-    """Name of the file that the step writes into the campaign's folder."""
+    """File that the step writes: its path in the campaign's folder."""
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix (a scenario that real mode runs with several settings) with all its input files into `out`, the
-    folder of the measurements. Returns the copied matrix. changes: changes of the scenario, in the notation of --set.
-    hosts: file of hosts; None: this host. Raises ConfigError if the matrix is wrong, or if `out` is the matrix's own
-    folder.
+    """Copies a matrix into `out`, the folder of a campaign, and returns the copied matrix. Files in the folder of the
+    matrix's scenario are copied, too, except profiles, .md and .py files. The copy names profiles and real runs that
+    the campaign will make.
+
+    changes: changes of the scenario, in the notation of --set. hosts: file of hosts; None: the matrix's. Raises
+    ConfigError if the matrix is wrong, or if `out` is the folder of its scenario. Raises InputError as
+    _require_campaign does.
     """
     suite = load_suite(matrix, Path("experiments"))
     source = suite.scenario_path.parent
@@ -243,8 +250,9 @@ def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) 
 
 
 def _require_campaign(out: Path) -> None:
-    """Raises InputError if a campaign in the folder `out` would overwrite files of others. The folder must be new,
-    empty or the folder of a campaign. A new campaign needs a name of which there is no archive (.tar.gz) yet.
+    """Raises InputError if a campaign in the folder `out` would overwrite files that are not its own. The folder must
+    be new, empty or the folder of a campaign. For a new campaign, there must be no archive (.tar.gz) with the folder's
+    name beside the folder.
     """
     is_begun = (out / SUITE_FILE).is_file() and (out / _DATA).is_dir()
     require_empty_or_own(out, f"campaign ({SUITE_FILE} and {_DATA})", is_own=is_begun)
@@ -279,9 +287,9 @@ def _ranks(scenario: Scenario) -> PairRanks:
 
 
 def steps(suite: ValidationSuite, *, rounds: int, num_gpus: int) -> Iterator[Step]:
-    """Yields the steps that measure and simulate a matrix, in order: measuring, fitting profiles, and comparing
-    simulation with real runs. rounds: how many times each measurement is made. num_gpus: GPUs of this host; 0: a CPU
-    alone.
+    """Yields the steps of a campaign in order: measuring for each rank layout, fitting a profile for each pair of
+    layouts, and `pdsim validate`, which makes the real runs and compares simulations with them. rounds: how many times
+    each measurement is made. num_gpus: number of GPUs of this host; 0: a CPU alone.
     """
     scenario = suite.real_scenario(suite.variants[0])
     by_ranks = {_ranks(suite.real_scenario(variant)): variant for variant in suite.variants}
@@ -328,10 +336,10 @@ def carry_out(
 ) -> Path:
     """Does all steps of a campaign (see the module), skips those whose result exists, and returns the path of an
     archive of the campaign's folder. matrix: name or folder of the matrix. out: folder of the campaign. changes: of the
-    scenario, in the notation of --set. hosts: file of hosts; None: this host. rounds: how many times each measurement
-    is made. num_gpus: GPUs of this host. tell: called with a line for each step.
+    scenario, in the notation of --set. hosts: file of hosts; None: the matrix's. rounds: how many times each
+    measurement is made. num_gpus: number of GPUs of this host; 0: a CPU alone. tell: called with a line for each step.
 
-    Raises ConfigError if an argument is wrong or a step fails.
+    Raises ConfigError as `prepare` and `_run_step` do, and InputError if `out` has files that are not of a campaign.
     """
     suite = prepare(matrix, out, changes, hosts)
     commands = []
@@ -354,7 +362,9 @@ def carry_out(
 
 def _run_step(step: Step, out: Path) -> None:
     """Runs the command of a step in the folder `out`, in which the command writes the step's file. The command `pdsim
-    validate` writes no file; its printed text is saved instead. Raises ConfigError if the command fails.
+    validate` writes no file; if the command prints text, this text is saved instead, and a failure of the command is
+    ignored. Otherwise removes the step's file and raises ConfigError if the command fails. An interruption removes the
+    file, too.
     """
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS

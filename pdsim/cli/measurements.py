@@ -17,9 +17,11 @@ from pdsim.metrics.run_folder import require_out, require_out_file
 from pdsim.scenario.yaml_file import ConfigError
 
 _EXPERIMENTS = Path("experiments")
-"""Folder in which `pdsim validate` looks up cases by name."""
+"""Folder, in the working folder, in which `pdsim validate` looks up cases and matrices by name."""
 _PROFILE = "name:"
-"""Text with which each profile begins. A file that begins with other text is not overwritten."""
+"""Text with which each new profile begins. A file that begins with other text is not overwritten, unless the file is
+empty.
+"""
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,8 @@ def scale(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Derive a profile for another GPU. Each coefficient is scaled by its limiting resource, and gets an interval of
-    possible values.
+    """Derive a profile for another GPU. Coefficients that a resource of the GPU limits are scaled by this resource, and
+    get an interval of possible values if both GPUs were timed.
     """
     from pdsim.calibration.fit.scaling import GpuScaling, model_of
     from pdsim.calibration.fit.scaling import scale as scaled
@@ -282,9 +284,12 @@ def validate(
 
 
 def _validate_load(scenario: Path, observed: Path, profile: Path | None, *, quiet: bool) -> None:
-    """Simulates the loads of a measured server. Prints the errors of the simulated times against the times that clients
-    measured, and the mean simulated time of each stage. observed: folder of the measured times. profile: step times to
-    simulate with; None: those of the scenario. quiet: True: prints JSON, and no progress.
+    """Simulates the loads that `pdsim observe` sent to a server. Prints the errors of simulated throughput and times
+    against those that `pdsim observe` measured, and the mean simulated time of each stage. Exits with 1 if simulated
+    requests failed although the scenario asks for no failures.
+
+    observed: folder of the observation, or its load file. profile: its cost, network and front_end replace those of the
+    scenario; None: none are replaced. quiet: True: prints the errors alone, as JSON.
     """
     from pdsim.calibration.validate.observed import compare_load
     from pdsim.cli.finished import fail_for_requests

@@ -35,8 +35,8 @@ def obtain_runs(
 ) -> list[FinishedRun]:
     """Reads run folders and results of other tools, and simulates scenario files with `changes`. If the user interrupts
     a run, it is the last one that is returned. out: folder for the simulated runs; None: they are not kept. force:
-    True: runs in `out` may be replaced. changes: changes of scenario files, in the notation of --set. quiet: True: no
-    progress is shown.
+    True: runs in `out` may be replaced. changes: changes of scenario files, in the notation of --set; without effect on
+    run folders. quiet: True: no progress is shown.
     """
     from pdsim.metrics.columns import StoredRecords
 
@@ -78,11 +78,11 @@ def _is_scenario(path: Path) -> bool:
 def compared_runs(
     runs: Sequence[FinishedRun], paths: Sequence[Path], changes: Sequence[str], repeats: int | None, *, quiet: bool
 ) -> list[ComparedRun]:
-    """Runs with their repetitions. No run is repeated unless all can be. paths: the file or folder of each run.
-    changes: changes of scenario files, in the notation of --set.
+    """Runs with their repetitions. No run is repeated unless there are at least two, all were simulated, and none was
+    interrupted. paths: the file or folder of each run. changes: changes of scenario files, in the notation of --set.
 
-    repeats: number of repetitions of each run; None: depends on the number of requests. quiet: True: no progress is
-    shown.
+    repeats: number of repetitions of each run; None: NUM_REPEATS, or none if a run has more than MOST_REQUESTS finished
+    requests. quiet: True: no progress is shown.
     """
     sources = [(path, () if path.is_dir() else changes) for path in paths]
     is_long = any(run.summary.get("completed", 0) > MOST_REQUESTS for run in runs)
@@ -105,8 +105,9 @@ def _is_simulated(run: FinishedRun) -> bool:
 
 def _folders(paths: Sequence[Path], changes: Sequence[str], out: Path, *, force: bool) -> dict[Path, Path]:
     """The run folder of each scenario file in `paths`: a folder in `out` with the scenario's name. All folders are
-    checked before the first scenario is simulated. Raises ConfigError if two scenarios have the same name. changes:
-    changes of the scenarios. force: True: a run in such a folder may be replaced.
+    checked before the first scenario is simulated. Raises ConfigError if two scenarios have the same name, and
+    InputError if `out` or one of the folders cannot be written to. changes: changes of the scenarios. force: True: a
+    run in the folder of a scenario may be replaced.
     """
     folders: dict[Path, Path] = {}
     run_folder.require_out(out)
@@ -185,9 +186,10 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
     one prompt of mean length, or its first chunk, without cached tokens. The requests of the decode step are in the
     middle of their outputs.
 
-    Three numbers limit the requests of the decode step, and the smallest counts: the maximum number of running requests
-    of an instance, the number whose KV fits into its pool, and the instance's share of the requests that clients have
-    in flight. Raises ConfigError if the workload has no requests.
+    Three numbers limit the requests of the decode step, and the smallest counts, but at least 1: the maximum number of
+    running requests of an instance, the number of requests whose KV fits into the instance's pool, and the instance's
+    share of the requests in flight. The requests in flight are as many as the clients of a closed loop, or else all
+    requests of the workload. Raises ConfigError if the workload has no requests.
     """
     cluster = build(scenario)
     scenario, requests = cluster.scenario, cluster.requests

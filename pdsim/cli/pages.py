@@ -1,5 +1,5 @@
-"""Shows saved metrics pages of a server: a single page, the difference between two pages, or a page beside the numbers
-of a simulation.
+"""Shows a saved metrics page of a server, as the page says or with the increases of its counters since an earlier page.
+The numbers of a simulation may stand beside the page's numbers.
 """
 
 from pathlib import Path
@@ -19,9 +19,11 @@ def show_pages(
     *,
     json_: bool,
 ) -> None:
-    """Prints the numbers in saved pages of a server's metrics. scenario: scenario to simulate for comparison; None: no
-    comparison. seconds: time between the two pages; None: the difference between the files' times. Raises ConfigError
-    if a file is no such page, or if the later page is older than the first.
+    """Prints the numbers in saved pages of a server's metrics. later: second page, whose counters are shown as their
+    increases since the first page; None: only the first page is shown. scenario: scenario to simulate for comparison;
+    None: no comparison. seconds: time between the two pages; None: the difference between the files' times, or no rates
+    if that is not above 0 s. Raises ConfigError if a file is no such page, if a counter of the later page is less than
+    in the first, or if the scenario is wrong or does not determine the size of KV pools.
     """
     from pdsim.show.terminal.metrics_page import print_page
 
@@ -51,7 +53,10 @@ def _between(first: Page, last: Page, seconds: float | None) -> tuple[Page, list
 
 
 def _simulated(scenario: Path, changes: tuple[str, ...], page: Page) -> dict[str, Any]:
-    """Simulates the scenario. Returns by name those numbers that a server's saved metrics page (`page`) has, too."""
+    """Simulates the scenario. Returns numbers by name: fields of the summary that summary_of(page) has, too, and always
+    the mean number of running requests, the cache hit rate of prefill, and the KV pool's tokens in the role that the
+    page names (otherwise the last role). Raises ConfigError if the scenario does not determine the size of KV pools.
+    """
     from pdsim.cli.runner import run_scenario
     from pdsim.scenario.building.sizing import resolve
     from pdsim.scenario.loading import load_scenario

@@ -38,11 +38,14 @@ def run_scenario(
 ) -> FinishedRun:
     """Simulates a scenario. With `out`, also writes the run folder.
 
-    levels: True: also record requests and pages of instances over time. force: True: a run in `out` may be replaced.
-    ranging: load that is also simulated with the fastest and slowest step times, if these were not measured on a
-    server: "none", "part" or "whole". slo: limits that judge the run, written to pdsim.slo in the summary. keep:
-    optional files of the folder. Raises ConfigError if the scenario is wrong, or if the SLO names a class that no
-    request has. changes: of the scenario, in the notation of --set. quiet: True: no progress is shown.
+    changes: changes of the scenario, in the notation of --set. quiet: True: no progress is shown. levels: True: also
+    records requests and pages of instances over time; a run with `out` always records them. force: True: a run in `out`
+    may be replaced. ranging: load that is also simulated with the fastest and slowest step times, if these were not
+    measured on a server: "none", "part" (the first requests of a long load) or "whole". slo: limits that judge the run,
+    written to pdsim.slo in the summary. keep: optional files to write into the folder.
+
+    Raises ConfigError if the scenario is wrong, or if the SLO names a class that no request has. Raises RunFolderError
+    or ForeignFileError if the run must not be written to `out`.
     """
     if out is None:
         return _simulate(path, changes, None, quiet=quiet, levels=levels, ranging=ranging, slo=slo)
@@ -116,7 +119,7 @@ def _judge(slo: "Slo", scenario: Scenario, cluster: Cluster) -> "Judge":
 
 def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tuple[RunResult, bool]:
     """Runs a simulation until it ends or the user interrupts it. Returns the result so far, and True if the user
-    interrupted. watch: gets the simulation, to report its first part while it runs; None: nothing is reported.
+    interrupted. watch: observer that notes the numbers of the run's first requests; None: there is none.
     """
     if watch is not None:
         watch.simulation = simulation
@@ -128,9 +131,9 @@ def _until_interrupted(simulation: Simulation, watch: "PartWatch | None") -> tup
 
 def _interval(summary: Mapping[str, Any], ends: "Ends") -> dict[str, Any]:
     """Fields of the summary for ranges. "interval": smallest and largest value of each metric, over the run and the
-    runs with the fastest and slowest step times. If these two runs simulated only the first requests of the load, also
-    "interval_requests": the number of these requests, and "interval_error": the relative standard error from simulating
-    so few.
+    runs with the fastest and slowest step times. If one of these two runs simulated only the first requests of the
+    load, also "interval_requests": the number of these requests, and "interval_error": the highest relative standard
+    error of the changes that were extrapolated from them.
     """
     found = {"interval": ranges([summary, *ends.numbers(summary)])}
     if ends.part_requests is None:

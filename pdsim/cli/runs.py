@@ -112,9 +112,9 @@ def _parsed(slo: str) -> "Slo":
 def _file_or_starter(
     scenario: Path | None, load: "LoadOptions", changes: tuple[str, ...]
 ) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Context with a scenario file, and changes of its fields. If the user names no file, the file is a generated
-    scenario for the load, and there are no changes. Raises ConfigError if the user gives no file and no load, or a
-    wrong load.
+    """Context with a scenario file, and changes of its fields: those of the load, then `changes`. If the user names no
+    file, the file is a generated scenario that contains load and changes, so no changes are left. Raises ConfigError if
+    the user gives no file and no load, or if load or changes are wrong.
     """
     if scenario is not None:
         yield scenario, (*load.changes(has_own_load=True), *changes)
@@ -233,9 +233,10 @@ def report(
 
 
 def _page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bool, quiet: bool) -> "Page":
-    """The page of runs, of a sweep or of a plan. with_tornado: also show which resource limits a single run. quiet:
-    True: no progress is shown. Raises ConfigError in three cases: a sweep is given together with other paths, a plan or
-    an answer is unfinished, or with_tornado is given without a single run.
+    """The page of runs, of a sweep or of a plan. changes: changes of scenario files, in the notation of --set.
+    with_tornado: also show which resource limits a single run; without effect on the page of a plan. quiet: True: no
+    progress is shown. Raises ConfigError if a sweep is given together with other paths, if a plan or an answer is
+    unfinished, or if with_tornado is given with a sweep or with several runs.
     """
     from pdsim.show.html.plan import FILE as PLAN
     from pdsim.show.html.plan import plan_page
@@ -277,8 +278,8 @@ def _run_page(paths: Sequence[Path], changes: Sequence[str], *, with_tornado: bo
 
 
 def _scenario(path: Path, changes: Sequence[str]) -> "Scenario | None":
-    """The resolved scenario of a run folder or scenario file. None: the folder has no scenario, or the path is a result
-    file of another tool. changes: changes of the scenario file, in the notation of --set.
+    """The resolved scenario of a run folder or scenario file. None: the folder has no scenario, or the path is a .json
+    or .jsonl file, which is a result of another tool. changes: changes of the scenario file, in the notation of --set.
     """
     from pdsim.formats.results.reading import is_result
     from pdsim.metrics.run_folder import SCENARIO

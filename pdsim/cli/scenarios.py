@@ -201,9 +201,10 @@ and its simulation too slow.
 
 
 def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, model: str) -> None:
-    """Adds a Kubernetes Job to `made` that replays the load as a trace. The load is simulated, as `pdsim export` does,
-    to find out when each request is sent. Adds nothing if the trace would be too long. model: the model's path or name
-    for the servers.
+    """Replaces the commands in `made` that send the load by a Kubernetes Job that replays the load as a trace. The load
+    is simulated, as `pdsim export` does, to find out when each request is sent. Adds no Job if the load has more than
+    _LONGEST_TRACE requests, if its requests are no turns of sessions, or if the trace is too large for a ConfigMap; in
+    the last case, adds a note. model: the model's path or name for the servers.
     """
     from pdsim.cli.obtaining import obtain_runs
     from pdsim.launch.kubernetes import replay_in_job
@@ -223,8 +224,8 @@ def _replay_in_job(made: "Launch", loaded: "Scenario", path: Path, set_: Set, mo
 
 
 def _printed(made: "Launch") -> str:
-    """Text for the terminal: the scripts, which a shell can run as printed, or the manifests that start the cluster. Of
-    other files, only the names are printed.
+    """Text for the terminal: the scripts, which a shell can run as printed, or the manifests that start the cluster,
+    and the notes. Of other files, only the names are printed.
     """
     from pdsim.launch.words import comment
 
@@ -241,7 +242,8 @@ def _printed(made: "Launch") -> str:
 
 def _require_launch(out: Path, files: Iterable[str]) -> None:
     """Raises ForeignFileError if the folder has files but none that `pdsim launch` wrote, and ConfigError if one of the
-    new files would replace a file that `pdsim launch` did not write.
+    new files would replace a file that `pdsim launch` did not write. Files that `pdsim launch` wrote have _MARK as
+    their first line; JSON files cannot have this line, and may always be replaced.
     """
     own = {path.name for path in (out.iterdir() if out.is_dir() else ()) if _is_of_launch(path)}
     require_empty_or_own(out, "launch", is_own=bool(own))

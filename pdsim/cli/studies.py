@@ -81,8 +81,8 @@ def ask(
 
 @contextmanager
 def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
-    """Context in which Ctrl-C, SIGTERM or SIGHUP ends the command with one line. what: the command's name in this line.
-    is_kept: True: the line says that the command can resume.
+    """Context in which Ctrl-C, SIGTERM or SIGHUP ends the command with one line and exit code 130. what: name of the
+    question, plan or sweep in this line. is_kept: True: the line says that the command can resume.
     """
     try:
         yield
@@ -94,7 +94,7 @@ def _interruptible(what: str, *, is_kept: bool) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """Options that limit the clusters from which a plan chooses."""
+    """Options of a plan: GPUs and settings of the clusters from which it chooses, currency, and further loads."""
 
     gpu: Annotated[
         list[str] | None,
@@ -211,13 +211,15 @@ _MAX_PRICE = 1e9
 _LOAD = ("workload", "client", "seed")
 """Fields that a plan must not vary, because they change the load. A plan compares clusters under one load."""
 _ROLES = ("prefill", "decode", "aggregated", "encode")
-"""Sections of a scenario that `pdsim plan` writes for each candidate cluster, so the user may not set them as a whole.
+"""Sections of a scenario that `pdsim plan` writes for each candidate cluster. --try takes their fields, but no whole
+section.
 """
 
 
 def fields_of(tried: Iterable[str]) -> dict[str, list[Any]]:
-    """Values to try by field, read from texts such as "page_size=[1, 64]". Raises ConfigError if a text is no list of
-    values, or names a field that a plan cannot try.
+    """Values to try by field, read from texts such as "page_size=[1, 64]". Raises ConfigError if a text has no list of
+    values or an empty one, names a field that a plan cannot try, or sets a size such as tp or instances to a value
+    other than a whole number above 0.
     """
     found: dict[str, list[Any]] = {}
     for one in tried:

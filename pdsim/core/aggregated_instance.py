@@ -6,10 +6,10 @@ begun     chunks are computed; one prompt may be incomplete     next_step -> Pre
 running   one token per step                                    next_step -> DecodeStep, on_step_done
 gone      prompt and output are cached                          -> Finished
 
-A waiting or begun request that is cancelled, or that waited too long, is dropped at once. A running request that is
-cancelled first gets one more token, and its KV is cached. Prompts come first: the batch decodes only when no prompt can
-be begun or continued. A retracted request goes to the end of the queue. A later forward computes its prompt and its
-outputs so far again.
+A waiting or begun request that is cancelled, or that waited too long, is dropped at once; SGLang 0.5.12 first computes
+a begun prompt. A running request that is cancelled first gets one more token, and its KV is cached. Prompts come first:
+the batch decodes only when no prompt can be begun or continued, or in a step with prompts (mixed_chunk). A retracted
+request goes to the end of the queue. A later forward computes its prompt and its outputs so far again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -242,10 +242,10 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         return step
 
     def look(self, commands: list[m.Command]) -> m.Step | m.Wait | None:
-        """Runs one iteration of SGLang's scheduler loop. Returns the iteration's step, or a Wait if the instance has no
-        work, and adds messages to `commands`. None: no step; the caller runs the next iteration at once. SGLang 0.5.12
-        spends such an iteration on dropping a batch whose requests have all ended (managers/scheduler.py:2588, 2904),
-        and tries prompts in the next one.
+        """Runs one iteration of SGLang's scheduler loop, and adds messages to `commands`. Returns the iteration's step,
+        or a Wait if no prompt can be computed and no request runs. None: no step; the caller runs the next iteration at
+        once. SGLang 0.5.12 spends such an iteration on dropping a batch whose requests have all ended
+        (managers/scheduler.py:2588, 2904), and tries prompts in the next one.
         """
         if not self.limits.overlap:
             self._look_at_arrived()
@@ -308,8 +308,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     def _expected_growth(self, running: list[AggregatedRequest]) -> float:
         """Number of further output tokens that these running requests are expected to produce. For each request this is
-        new_token_ratio times the rest of its maximum output. For a request that ignores EOS, it is the whole rest if
-        EngineRules.expects_fixed_outputs is True.
+        new_token_ratio times the rest of its maximum output, of which at most MAX_ESTIMATED_TOKENS count. For a request
+        that ignores EOS, it is this whole rest if EngineRules.expects_fixed_outputs is True.
         """
         ratio = self._ratio.at(self._num_steps)
         if not self.limits.rules.expects_fixed_outputs:
@@ -355,7 +355,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
 
     @property
     def _num_steps(self) -> int:
-        """Number of decode steps so far. The estimate of output lengths (NewTokenRatio) changes with each step."""
+        """Number of decode steps so far, on which the estimate of output lengths (NewTokenRatio) depends."""
         return self.batch.num_steps
 
     @property
@@ -382,8 +382,9 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
     # Giving up.
 
     def _give_up(self, request_id: int) -> None:
-        """Drops a request. KV that is computed already stays in the prefix cache. An unknown id has no effect, because
-        the instance may have restarted since the request came.
+        """Drops a request that waits or whose prompt is partly computed. A running request ends with its next token; so
+        does a begun one if EngineRules.computes_aborted_prompts is True. Ignores an unknown id: the instance may have
+        restarted since the request came.
         """
         self.cache.stop_prefetch(request_id)
         if request := self._builder.begun.get(request_id):
@@ -397,7 +398,7 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         self._retracted.pop(request_id, None)
 
     def _stop(self, request: AggregatedRequest) -> None:
-        """Ends a request whose prompt is partly computed. Its pages become free, or stay in the prefix cache."""
+        """Ends a request whose prompt is partly computed. Pages that the prefix cache has stay; others become free."""
         del self._builder.begun[request.request_id]
         self._builder.stop(request)
         self.cache.drop(request.lease)

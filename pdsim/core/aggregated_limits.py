@@ -17,7 +17,8 @@ class AggregatedLimits:
     """Limits of one forward and of the whole instance, by SGLang's names."""
 
     max_running_requests: int
-    """Maximum number of requests that have begun and have not ended."""
+    """Maximum number of requests that are partly computed prompts or run in the batch. Retracted requests do not count.
+    """
     chunked_prefill_tokens: int | None
     """Maximum tokens of one forward. None: every prompt is computed in one piece."""
     max_prefill_tokens: int

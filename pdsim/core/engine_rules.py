@@ -12,8 +12,8 @@ class EngineRules:
     tries_when_spent: bool = False
     """True: the scheduler tries the first waiting prompt even if a partly computed prompt takes the whole forward. The
     try counts as a use of the waiting prompt's cached prefix. If the waiting prompt does not fit, the scheduler tries
-    no prompt until a request leaves. A prompt that ignores EOS and has no cached tokens begins although earlier prompts
-    have used up max_prefill_tokens."""
+    no prompt until a request leaves. Without a prefix cache, a prompt that ignores EOS begins although the partly
+    computed prompt has used up max_prefill_tokens."""
     caps_chunked_prompts: bool = False
     """True: a prompt does not begin if it needs more tokens than max_prefill_tokens leaves in a forward, although the
     prompt could be cut into chunks."""
@@ -28,8 +28,9 @@ class EngineRules:
     counts_every_insert: bool = False
     """Number of uses that a cached node counts. True: one for each insert. False: one for each request."""
     refreshes_waiting: bool = True
-    """True: every 32nd time that the scheduler chooses prompts, it marks the cached prefixes of all waiting prompts as
-    used. With a policy that sorts prompts by cached tokens, they are marked each time.
+    """True: every 32nd time that the scheduler chooses prompts, it marks the cached prefixes of the first 128 prompts
+    in the policy's order as used. Without effect if the prefix cache does not evict by last use, or if the policy sorts
+    prompts by cached tokens (CacheAwareOrder) and so marks prefixes itself.
     """
     computes_last_token: bool = True
     """True: a policy that sorts prompts by cached tokens counts the last token of each prompt as uncached, because a
@@ -45,8 +46,8 @@ class EngineRules:
     computes_aborted_prompts: bool = False
     """True: a prompt that is aborted after its first chunk is still computed completely."""
     keeps_ranks: bool = False
-    """Position of a retracted request in the queue, among requests of equal priority. True: the request keeps its first
-    position. False: the request moves behind all earlier requests."""
+    """Position of a retracted request among the decode requests of equal priority that are ready to run (ReadyQueue).
+    True: the request keeps its first position. False: the request moves behind all earlier requests."""
     keeps_aborted_places: bool = False
     """True: an aborted request stays in the decode queue until its turn to get pages comes, or another request arrives.
     """
@@ -58,7 +59,8 @@ class EngineRules:
     masks_empty_rows: bool = True
     """A CUDA graph may compute more tokens than the batch has; the graph's rows beyond the batch are empty. True: if
     each GPU holds whole experts (expert parallelism), the experts do not compute these empty rows. False: they compute
-    them on Blackwell, but not on other GPUs."""
+    them on Blackwell, unless tokens are sent to the GPUs of their experts. Without effect for vLLM, which has no mask.
+    """
     num_allocation_kernels: int = 1
     """Number of variants of the page-allocation kernels that a cold server compiles for each number of requests
     (rounded up to a power of two). SGLang 0.5.12 has a variant for each alignment of the list of free pages

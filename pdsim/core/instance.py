@@ -58,13 +58,13 @@ class Request:
     @property
     def sequence(self) -> TokenSequence:
         """Tokens that the cache must hold or a forward must compute. Output tokens whose ids the instance does not know
-        are left out.
+        are left out, or placeholders stand for them (RunningRequest.unseen).
         """
         return self.prompt
 
     @property
     def num_growth_tokens(self) -> int:
-        """Maximum number of tokens that the request can still add to its KV before it ends."""
+        """Maximum number of further output tokens that the scheduler expects of the request. On prefill: 1."""
         return 1
 
     @property
@@ -74,7 +74,7 @@ class Request:
 
     @property
     def num_asked_tokens(self) -> int:
-        """Maximum number of output tokens that the request may get on this instance. On prefill: 1, the first token."""
+        """Maximum number of output tokens that prefill policies see. On prefill and vLLM's aggregated instances: 1."""
         return 1
 
     @property
@@ -93,7 +93,7 @@ class Levels(NamedTuple):
     """Number of pages that hold no KV."""
     num_queued: int = 0
     """Number of waiting requests. Prefill: decode has granted pages, and no forward has begun the prompt. Decode: the
-    request has no pages. Aggregated: no forward has begun the prompt."""
+    request has no pages. Aggregated: no forward has begun the prompt, or the request is retracted."""
     num_transferring: int = 0
     """Number of requests in transfer. Prefill: computed, but not sent completely. Decode: pages are granted, but KV has
     not arrived completely."""

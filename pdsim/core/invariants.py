@@ -64,7 +64,8 @@ def check_idle(instance: AnyInstance) -> None:
 
 def check_all_idle(machines: Iterable[Any]) -> None:
     """Raises InvariantError if a state machine of a cluster still holds something of a request after the last request
-    has ended. machines: instances, senders and receivers of KV and of embeddings, and the router.
+    has ended. machines: instances, senders and receivers of KV, `DividedRequests` (which wait for encode instances),
+    and the router.
     """
     for machine in machines:
         if isinstance(machine, AnyInstance):
@@ -124,9 +125,9 @@ def check_cache(cache: KvCache, leases: list[Lease]) -> None:
 
 
 def _check_buffers(cache: HiSparseCache, leases: Sequence[Lease]) -> None:
-    """Checks the number of GPU pages of each request whose KV is in host memory. Before the KV has arrived, the request
-    has no GPU pages. Afterwards, a request with short KV has a GPU page for each page of KV, and a request with longer
-    KV has a buffer of a fixed size. Raises InvariantError.
+    """Raises InvariantError if a lease of HiSparse has a wrong number of GPU pages, or if held and free GPU pages do
+    not make up all GPU pages. A lease has no GPU page before its KV has arrived, and then as many as `num_needed`
+    returns: one for each page of short KV, a whole buffer for longer KV.
     """
     buffers, num_held = cache.buffers, 0
     for lease in leases:
@@ -157,11 +158,11 @@ def _check_pool(pool: PagePool, private: list[int], nodes: list[Node]) -> None:
 
 
 def _check_host(host: HostCache, nodes: list[Node], prefetcher: Prefetcher | None) -> None:
-    """Checks host memory, and raises InvariantError if a rule is broken. Each page has one owner, and the locks and
-    tokens of the host cache's tree agree. A node of the GPU's tree that is linked to a node of the host cache ends at
-    the same token.
+    """Raises InvariantError unless each host page has one owner, the host cache's tree passes `_check_tree`, and each
+    node of the GPU's tree with a `host` (its node in the host cache's tree) has the same tokens as this host node.
 
-    nodes: all nodes of the GPU's tree. prefetcher: holds further host pages.
+    nodes: all nodes of the GPU's tree except the root. prefetcher: owns the host pages that are reserved for reads from
+    storage; None: there is no storage.
     """
     written = [(node, node.host) for node in nodes if node.host is not None]
     in_host = list(_nodes(host.tree.root))

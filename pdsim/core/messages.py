@@ -52,7 +52,8 @@ class NewRequest:
 
     request_id: int
     arrival_ns: int
-    """Time in ns when the router routed this attempt. A retry is an attempt of its own."""
+    """Time in ns when the router routed this attempt or, with encode instances, when they were done with its media. A
+    retry is an attempt of its own."""
     prompt: TokenSequence
     max_output_tokens: int
     prefill_id: str
@@ -66,9 +67,8 @@ class NewRequest:
     vLLM server must read. Empty: the prompt has none, all embeddings have arrived, or an SGLang server encodes them
     itself."""
     encode_ids: tuple[str, ...] = ()
-    """For each item of `media`: vLLM's encode instance that has encoded the item. An empty tuple: no encode instance
-    has encoded an item of the request.
-    """
+    """For each item of `media`: id of vLLM's encode instance that has encoded the item. Empty: no encode instance of
+    vLLM has encoded an item of the request."""
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -218,19 +218,19 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class KvSent:
-    """Tells prefill that all transfers of a request's KV have ended. Prefill may free the request's pages."""
+    """Sender to prefill: all transfers of a request's KV have ended. Prefill may free the request's pages."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TransferUnit:
-    """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units of these two
-    instances.
+    """Command to send a part of a prompt's KV from prefill to decode. The unit queues behind earlier units in a queue
+    of prefill's transfer workers. In ReturnKv, the unit goes from decode to prefill, without a queue.
 
-    source and target: ids of the prefill and the decode instance. source_pages and target_pages: page ids on each side.
+    source, target: ids of the sending and the receiving instance. source_pages, target_pages: page ids on each side.
     num_bytes and num_descriptors are those of one pair of a prefill rank and a decode rank. planned_ns: time in ns at
-    which prefill planned the unit. is_last: True: the prompt's last unit.
+    which `source` planned the unit. is_last: True: the prompt's last unit.
     """
 
     request_id: int
@@ -319,9 +319,8 @@ class CellScattered:
     cell: int
     """Index of the cell among the request's cells."""
     completes: KvArrived | None = None
-    """Message that the receiver adds for the decode instance if the cell is the last of the request to be scattered.
-    None: the request waits for further cells.
-    """
+    """KvArrived, which the receiver adds for the decode instance if it has come and the cell is the request's last to
+    be scattered. None: KvArrived has not come, or the request waits for further cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,7 +471,7 @@ class ClusterSeen:
     ttft_ns: int
     """Sum of the TTFTs of all finished requests in ns."""
     tpot_ns: int
-    """Sum of the TPOTs of all finished requests in ns."""
+    """Sum of the TPOTs of all finished requests in ns. A request with one output token adds 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,7 +585,8 @@ class Offload:
 @dataclass(frozen=True, slots=True)
 class LoadChunks:
     """Copy these chunks of tokens (LMCache) from host memory into GPU pages, in the prompt's order, after all earlier
-    loads of chunks. The step that the instance chooses next begins when the copy has ended.
+    loads of chunks. The step that next_step returns with this command begins when the copy has ended or, if LMCache
+    copies layer by layer, waits in each layer for the layer's KV.
     """
 
     request_id: int
@@ -597,8 +597,9 @@ class LoadChunks:
 
 @dataclass(frozen=True, slots=True)
 class SaveChunks:
-    """Copy these GPU pages, in the prompt's order, to chunks of host memory (LMCache) when the step that the instance
-    chooses next is computed. The step ends when the copy has ended.
+    """Copy these GPU pages, in the prompt's order, to chunks of host memory (LMCache) when the step that next_step
+    returns with this command is computed or, if LMCache copies layer by layer, when each layer is computed. The step
+    ends when the copy has ended.
     """
 
     pages: tuple[int, ...]
@@ -611,7 +612,7 @@ class SaveChunks:
 @dataclass(frozen=True, slots=True)
 class Sleep:
     """The instance's loop sleeps num_sleeps times, 10 ms each, before the step that it has just chosen. vLLM's loop
-    does so while LMCache looks up a prompt.
+    does so while LMCache looks up a prompt and reads its chunks from storage.
     """
 
     num_sleeps: int
@@ -835,8 +836,7 @@ class DecodeStep:
     """Number of requests in the batch, including those in `joined`."""
     num_context_tokens: int
     """Number of tokens whose KV attention reads in the first step, summed over the batch. The tokens whose KV the step
-    itself writes count, too.
-    """
+    itself writes count, too."""
     num_distinct_tokens: int
     """Number of KV tokens that the first step reads, where a cached prefix that several requests share counts once, or
     once per wave of attention."""

@@ -178,8 +178,8 @@ class UnseenOutput:
 
     def common_prefix(self, start: int, other: Any, other_start: int) -> int:
         """Number of equal tokens from `start` in this sequence and from other_start in `other`. The caller has checked
-        that the page from `start` and the page from other_start have equal keys. Unseen outputs (placeholders for
-        unknown tokens) of two sequences count as equal up to the end of the shorter sequence.
+        that the page from `start` and the page from other_start have equal keys. If `other` is an UnseenOutput, too,
+        all tokens count as equal up to the end of the shorter sequence.
         """
         if isinstance(other, UnseenOutput):
             return min(self._length - start, other._length - other_start)

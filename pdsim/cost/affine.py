@@ -133,8 +133,8 @@ class GpuClock:
         self._busy_until_ns = 0
 
     def stretch(self, start_ns: int, duration_ns: float) -> float:
-        """Returns the duration in ns of a forward that begins at start_ns. duration_ns: duration of the same forward if
-        the GPU has been idle before.
+        """Returns the duration in ns of a forward that begins at start_ns. duration_ns: duration of the same forward
+        without slowdown.
         """
         if not self._slowdown:
             return duration_ns

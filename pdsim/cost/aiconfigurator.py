@@ -87,8 +87,8 @@ class AiConfiguratorModel:
 
 def compiled_engine(backend: str, version: str | None, layout: Layout) -> Any:
     """Loads the operator tables of a layout, and returns aiconfigurator's handle to them. backend: engine by
-    aiconfigurator's name. version: the engine's version; None: the newest. Raises NoOperatorTablesError if there are
-    none for its model, GPU or data types.
+    aiconfigurator's name. version: the engine's version; None: the newest. Raises NoOperatorTablesError if
+    aiconfigurator is not installed, or has no tables for the layout's model, GPU or data types.
     """
     spec, gpu = layout.model, layout.gpu
     asked = (

@@ -14,8 +14,9 @@ _FOREVER = 1 << 30
 class ColdServer:
     """Stalls of one instance after its start, until its kernels are compiled and its CUDA graphs have run.
 
-    SGLang compiles a kernel that allocates pages for each power of two of the requests. With two variants, one kernel
-    is for lists of free pages that begin at a multiple of 16 bytes, and one for other lists. An entry has 8 bytes.
+    SGLang allocates pages by a kernel that it compiles once for each number of requests, rounded up to a power of two.
+    With two variants, one kernel is for lists of free pages that begin at a multiple of 16 bytes, and one for other
+    lists. An entry of a list has 8 bytes.
     """
 
     steps: Mapping[int, int]
@@ -32,8 +33,8 @@ class ColdServer:
     """Number of decode steps with several requests since the start."""
     _num_allocated_pages: int = field(init=False, default_factory=int)
     """Number of pages that forwards have allocated since the start. Each of them has left the front of the list of free
-    pages, so the list now begins this number of entries further back in memory. Not counted are an aggregated
-    instance's decode steps, and pages that are freed in front of the list.
+    pages, so the list now begins this number of entries further back in memory. Not counted are pages that an
+    aggregated instance's decode steps allocate, and pages that are freed in front of the list.
     """
     _compiled: set[tuple[int, int]] = field(init=False, default_factory=set)
     """Kernels that forwards have compiled. A kernel is (number of prompts, rounded up to a power of two; index of its
@@ -43,8 +44,8 @@ class ColdServer:
     """Number of decode steps since the start. Keys: number of requests, rounded up to a power of two."""
 
     def forward_stall_ns(self, step: PrefillStep) -> int:
-        """Returns the time in ns for which a forward waits until a kernel of its size is compiled; 0 if the kernel is
-        compiled already. The caller makes one call per forward, in order.
+        """Returns the time in ns for which a forward waits until the kernel for its number of prompts is compiled; 0 if
+        the kernel is compiled already. The caller makes one call per forward, in order.
         """
         kernel = _power_of_two(len(step.chunks)), self._num_allocated_pages % self.num_variants
         stall_ns = 0 if kernel in self._compiled else self.prefill_kernel_ns

@@ -90,9 +90,10 @@ class LayerSums:
         """All-reduces of experts' outputs among all groups."""
 
     def ns(self, num_tokens: int, num_groups: int) -> float:
-        """Time in ns of all all-reduces of one forward. num_groups: number of context-parallel groups of GPUs that
-        share the forward's tokens. 1: each group computes all tokens, and all-reduces over all groups add up the
-        experts' outputs. More: groups gather the experts' outputs instead, in a time that Collectives.of_prompts gives.
+        """Time in ns of one forward's all-reduces, and of the reduce-scatters and all-gathers that stand in their
+        place. num_groups: number of context-parallel groups of GPUs that share the forward's tokens. 1: each group
+        computes all tokens, and all-reduces over all groups add up the experts' outputs. More: groups gather the
+        experts' outputs instead, in a time that Collectives.of_prompts gives.
         """
         num_joint = 0 if num_groups == self._cp else self._num_joint
         num_own = max(0, self._num_own - num_joint)
@@ -153,7 +154,8 @@ NO_GATHERS = Gathers()
 @dataclass(frozen=True)
 class Collectives:
     """Times of the collectives by which a server's GPUs share prompts (context parallelism) and divided KV (DCP). Each
-    is assumed to take the fixed time of an all-reduce, and to reach its share of NVLink's bandwidth.
+    collective is assumed to have the fixed time of an all-reduce, and to reach the share of NVLink bandwidth that
+    all-reduces reach.
     """
 
     layout: Layout
@@ -163,9 +165,9 @@ class Collectives:
     """Share of the nominal NVLink bandwidth that collectives reach."""
 
     def of_prompts(self) -> Gathers:
-        """Time of the collectives of context parallelism in a prefill forward, with a part per prompt token. They give
-        each layer's keys and values to all context-parallel groups of GPUs, hidden states to the experts, and the
-        experts' outputs to all groups.
+        """Fixed time, and time per computed prompt token, of the collectives of context parallelism in a prefill
+        forward. These collectives give each layer's keys and values to all context-parallel groups of GPUs, hidden
+        states to the experts, and the experts' outputs to all groups. 0 without context parallelism.
         """
         cp, model = self.layout.cp, self.layout.model
         if cp == 1:
@@ -197,8 +199,8 @@ class Collectives:
         return self._gathers(attention.num_layers, (layout.dcp - 1) * layout.read_token_bytes)
 
     def _gathers(self, num_collectives: int, token_bytes: float) -> Gathers:
-        """Returns the time of a forward's num_collectives collectives. token_bytes: bytes that each GPU receives per
-        token of the forward, summed over all collectives.
+        """Returns the time of a forward's num_collectives collectives. token_bytes: bytes that each GPU receives for
+        each token whose data are gathered, summed over all collectives.
         """
         rate = self.layout.gpu.nvlink_bandwidth * self.link_efficiency
         return Gathers(num_collectives * self.fixed_ns, 1e9 * token_bytes / rate)

@@ -1,6 +1,7 @@
-"""Durations of a draft model's forwards, which run in addition to the forwards of the target model."""
+"""Speculative decoding: durations of a draft model's forwards, which run in addition to those of the target model."""
 
 from dataclasses import field
+from typing import NamedTuple
 
 from pdsim.core.messages import PrefillStep
 from pdsim.cost.model import CostModel, DecodeLine
@@ -69,3 +70,20 @@ def _line_of(model: CostModel, num_tokens: int, expert_share: float | None) -> D
     if expert_share is None or not isinstance(model, RooflineModel):
         return model.decode_line(num_tokens)
     return model.decode_line(num_tokens, expert_share * num_tokens)
+
+
+class Drafting(NamedTuple):
+    """Speculative decoding. The target model computes each drafted token as if it were a separate request, but reads a
+    request's KV only once for all its drafted tokens.
+    """
+
+    tokens: int = 1
+    """Number of tokens per request that the target model computes in a decode step. 1: no drafts."""
+    step_ns: float = 0
+    """Measured time in ns that drafting takes in each step."""
+    model: DraftTimes | None = None
+    """Durations of the draft model's forwards. None: no draft model, or measured times include these durations:
+    step_ns, or the times of the cost models."""
+
+
+NO_DRAFTING = Drafting()

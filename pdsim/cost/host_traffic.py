@@ -12,7 +12,7 @@ from pdsim.system.memory import Layout
 from pdsim.system.model import ModelSpec
 
 NIC_SHARE = 0.9
-"""Share of a NIC's nominal bandwidth that DeepEP reaches when it sends tokens to experts on other hosts. Measured with
+"""Share of a NIC's nominal bandwidth that exchanges and all-reduces between hosts reach. Measured for exchanges with
 DeepEP 2 over ConnectX-7 (50 GB/s): 45 GB/s at 2 hosts, 46 GB/s at 4 hosts, without the traffic within hosts.
 """
 EXCHANGE_NS = 32_000
@@ -30,8 +30,9 @@ _BF16 = 2
 class HostMoves:
     """Traffic through each GPU's NIC, for prefill forwards or for decode steps.
 
-    Parameters of its methods: num_tokens: tokens that the instance computes. routed: num_tokens times the ratio of the
-    busiest GPU's expert load to the mean load.
+    Parameters of its methods: num_tokens: tokens that the instance computes. routed: tokens that experts compute per
+    data-parallel instance of the server (the mean over these instances), times the ratio of the busiest GPU's expert
+    load to the mean load.
     """
 
     fixed_ns: float
@@ -53,20 +54,20 @@ class HostMoves:
         return (self.reduced_bytes + self.exchanged_bytes) * num_tokens
 
     def in_bytes(self, num_tokens: float, routed: float) -> float:
-        """Bytes that the NIC of the busiest GPU receives for num_tokens tokens of the instance. routed: num_tokens
-        times the busiest GPU's expert load, relative to the mean load.
+        """Bytes that the NIC of the busiest GPU receives for num_tokens tokens of the instance. routed: see
+        HostMoves.
         """
         return self.reduced_bytes * num_tokens + self.exchanged_bytes * routed
 
     def moving_ns(self, num_tokens: float, routed: float) -> float:
-        """Time in ns to send and receive all bytes on idle links, without the fixed time. num_tokens, routed: as in the
-        class text.
+        """Time in ns to send and receive all bytes on idle links, without the fixed time. num_tokens, routed: see
+        HostMoves.
         """
         return 1e9 * max(self.out_bytes(num_tokens), self.in_bytes(num_tokens, routed)) / self.bandwidth
 
     def ns(self, num_tokens: float, routed: float) -> float:
         """Time in ns of all exchanges between hosts in a forward of num_tokens tokens on idle links, including the
-        fixed time. routed: num_tokens times the busiest GPU's expert load, relative to the mean load.
+        fixed time. routed: see HostMoves.
         """
         return self.fixed_ns + self.moving_ns(num_tokens, routed)
 
@@ -85,16 +86,15 @@ class HostTraffic:
     """True: one half of a batch exchanges tokens while the other half computes (two-batch overlap)."""
 
     def prefill_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns that exchanges on idle links add to a forward. num_tokens: tokens that the instance computes.
-        routed: num_tokens times the busiest GPU's expert load, relative to the mean load. computing_ns: duration of the
-        forward without exchanges.
+        """Time in ns that exchanges on idle links add to a forward. num_tokens, routed: see HostMoves. computing_ns:
+        duration of the forward without exchanges.
         """
         return self._seen_ns(self.prefill.ns(num_tokens, routed), computing_ns)
 
     def decode_ns(self, num_tokens: float, routed: float, computing_ns: float) -> float:
-        """Time in ns by which the exchange of tokens between hosts prolongs a decode step, if no other transfer uses
-        the links. num_tokens: tokens that the instance computes. routed: num_tokens times the busiest GPU's expert
-        load, relative to the mean load. computing_ns: duration of the step without exchanges and without reading KV.
+        """Time in ns by which exchanges and all-reduces between hosts prolong a decode step, if no other transfer uses
+        the links. num_tokens, routed: see HostMoves. computing_ns: duration of the step without traffic between hosts
+        and without reading KV.
         """
         return self._seen_ns(self.decode.ns(num_tokens, routed), computing_ns)
 

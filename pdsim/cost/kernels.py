@@ -38,8 +38,8 @@ Differences between servers (KERNELS_SPREAD) widen the range further.
 MOST_REDUCED = 8
 """Largest number of GPUs whose all-reduces were measured."""
 RING = 4
-"""If NVSwitches cannot add up messages, large all-reduces among more GPUs reach the share of NVLink bandwidth that was
-measured with this number of GPUs. 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
+"""If NVSwitches do not add up messages, large all-reduces among more GPUs reach at most the share of NVLink bandwidth
+that was measured with this number of GPUs. 4 and 8 A100s, whose switches cannot add, reach the same 0.75."""
 WIDE_HEADS = 64
 """From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
 bytes."""
@@ -47,7 +47,9 @@ _FILE = Path(__file__).with_name("kernels.csv")
 
 
 class Kernel(NamedTuple):
-    """Measured rates of one operator on one GPU, for one kind of its kernel: a data type or a number of GPUs."""
+    """Measured rates of one operator on one GPU, for one kind of its kernel, such as a data type or a number of
+    GPUs.
+    """
 
     compute: float
     """Share of the GPU's nominal operations per second that the kernel reaches."""
@@ -58,7 +60,7 @@ class Kernel(NamedTuple):
     token_us: float
     """Additional time in us for each token that a server computes. More GPUs do not shorten this time."""
     error: float
-    """Median relative error of the times that this kernel's fields give, against the measured times."""
+    """Median relative error of the times that this kernel's fields give, against the measured times. 1: not known."""
 
 
 @contextmanager
@@ -66,8 +68,8 @@ def leaving_out(gpus: Collection[str]) -> Iterator[None]:
     """Context manager: within it, these GPUs and all GPUs of their generation count as unmeasured. gpus: names in the
     catalog.
 
-    If an operator was measured on these generations only, further GPUs of these generations keep their measurements of
-    the operator.
+    If a kind of an operator was measured on these generations only, further GPUs of these generations keep their
+    measurements of this kind.
     """
     alike = {_GENERATIONS.get(gpu, gpu) for gpu in gpus}
     everything = _kernels()
@@ -103,7 +105,7 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
     """Returns the rates that a kernel reaches on a GPU. If the kernel was not measured on this GPU, each field is the
-    median of this field over the GPUs on which it was measured (_of_others).
+    median of the numbers that _of_others returns for the field.
 
     kind: variant of the operator's kernel, such as a data type or a number of GPUs.
     """
@@ -115,9 +117,10 @@ def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str
     """Returns one number for each GPU on which this kind of an operator was measured, in no order. column: field of
     Kernel that has the number. left_out: generation of GPUs to leave out.
 
-    Some numbers differ. Matrix products, column compute: GPUs that keep a high clock (_KEEP_CLOCK) and GPUs that do not
-    are not mixed. Only those count that are like `gpu`, or all if none is. Experts in _SAME_RATE, column compute: the
-    number is the share of the peak of `gpu` at which it would be as fast as the other GPU, at most 1.
+    There are two exceptions. Matrix products, column compute: if `gpu` is in _KEEP_CLOCK, only GPUs in _KEEP_CLOCK
+    count; otherwise, only GPUs outside _KEEP_CLOCK. If no such GPU was measured, all GPUs count. Experts of a kind in
+    _SAME_RATE, column compute: the number is the share of nominal FLOP/s at which `gpu` would be as fast as the
+    measured GPU, at most 1.
     """
     found = {
         other: getattr(kernel, column)
@@ -145,8 +148,8 @@ class Spread(NamedTuple):
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
     """Returns the factors by which a kernel's rates may be wrong. All are 1 if this GPU was measured. Otherwise, the
-    rates are medians of other GPUs, and the factors are the usual errors of such medians: those of measured GPUs, each
-    estimated from GPUs of other generations. kind: variant of the operator's kernel.
+    rates are medians of other GPUs. If each measured GPU is estimated from GPUs of other generations, the share
+    _COVERED of the estimates is wrong by at most these factors. kind: variant of the operator's kernel.
 
     The errors are taken over all data types of an operator, because each data type has too few measured GPUs.
     """
@@ -159,7 +162,8 @@ class Beyond(NamedTuple):
     """Factors by which experts take longer on servers than the operator tables say."""
 
     slowness: float = 1
-    """Factor on the times that the tables give for experts. 1: servers are as slow as the tables say."""
+    """Factor on the time of the experts' operations and on their time per token (Kernel.compute, Kernel.token_us). The
+    time of reading weights and the fixed time are not multiplied. 1: servers are as slow as the tables say."""
     spread: float = 1
     """Uncertainty of `slowness`: the true factor may be this many times as large or as small."""
     undivided: float = 1
@@ -167,9 +171,9 @@ class Beyond(NamedTuple):
 
 
 _WHOLE_FP8 = Beyond(slowness=2.5, spread=1.6)
-"""For DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers compute such experts more slowly than
-the operator tables say is not known. The factors were chosen with two measurements of B200 under load, and tested with
-the other measurements of experiments/inferencex-tp.
+"""Factors for DeepSeek's experts in fp8, if one GPU holds each expert whole. Why servers compute such experts more
+slowly than the operator tables say is not known. The factors were chosen with two measurements of B200 under load, and
+tested with the other measurements of experiments/inferencex-tp.
 """
 
 
@@ -233,8 +237,9 @@ def kinds(layout: Layout) -> dict[str, str]:
 
 
 def _all_reduce_kind(layout: Layout) -> str:
-    """The kind of an all-reduce in the kernels' table: the number of GPUs whose data it sums, as text. These are the
-    GPUs of an instance or, if each GPU gets the tokens of all data-parallel ranks, the GPUs of the server.
+    """Returns the kind of an all-reduce in the kernels' table: the number of GPUs whose data the all-reduce sums,
+    rounded up to a power of two, at least 2 and at most MOST_REDUCED, as text. These are the GPUs of an instance or, if
+    each GPU gets the tokens of all data-parallel ranks, the GPUs of the server.
     """
     sums_all = layout.dp > 1 and not layout.sends_to_experts
     num_gpus = layout.tp * (layout.dp if sums_all else layout.cp)
@@ -247,8 +252,8 @@ def _expert_kind(layout: Layout, weights: str) -> str:
 
 
 def _has_flashinfer(layout: Layout) -> bool:
-    """True if a setting chooses FlashInfer's attention on Blackwell. SGLang's default there is trtllm_mha (0.5.12,
-    server_args.py:2620).
+    """True if a setting chooses FlashInfer's attention on Blackwell, for a model without latent attention. SGLang's
+    default there is trtllm_mha (0.5.12, server_args.py:2620).
 
     With FlashInfer, new tokens of a prompt attend to cached tokens by FA2 (0.5.12,
     layers/attention/flashinfer_backend.py:126 and 870). The operator tables have FA2's times for decode only, so

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pdsim.cost.settings import Roofline
 
 _STEEPEST = 8.0
-"""Largest exponent of a power law that balanced_skew tries. With this exponent, one expert gets nearly all tokens."""
+"""Largest exponent of a power law that balanced_skew tries. With this exponent, one expert gets 99.6 % of tokens."""
 _ROUNDS = 50
 
 
@@ -31,8 +31,9 @@ class RooflineModel:
         self._experts = ExpertTimes(settings, layout) if settings.expert_efficiency and spec.experts else None
         rate = gpu.flops_for(spec.weight_dtype)
         slower = spec.wide_flops_per_token * (rate / gpu.flops_for("bf16") - 1)
-        """FLOPs per token that are added because all products are timed at the rate of weight_dtype, while products in
-        bf16 are slower. The added FLOPs take as long as the bf16 products take in addition.
+        """FLOPs per token that are added because all products in _flops_per_token are timed at the rate of
+        weight_dtype, while products with the layers' bf16 weights are slower. The added FLOPs take as long as these
+        slower products take in addition.
         """
         self._flops_per_token = spec.flops_per_token + slower - (spec.expert_flops_per_token if self._experts else 0)
         self._routed_flops_per_token = 0 if self._experts else spec.expert_flops_per_token
@@ -54,7 +55,7 @@ class RooflineModel:
             AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, nccl=nccl
         )
         self._layer_sums = LayerSums(layout, reductions) if layout.tp * layout.cp > 1 else None
-        """None: no GPU adds up the outputs of several."""
+        """None: one GPU computes whole layers, so no outputs are added up."""
         self._divides = layout.cp > 1 or layout.dcp > 1
         collectives = Collectives(layout, settings.all_reduce_ns, settings.link_efficiency)
         self._prompts = collectives.of_prompts()
@@ -121,9 +122,9 @@ class RooflineModel:
         return {**work, "launches beyond that": beyond_ns, "overhead": self._overhead_ns(step)}
 
     def _num_sharing(self, step: PrefillStep) -> int:
-        """Number of groups of GPUs that share the tokens of a forward by context parallelism. 1: each group computes
-        all tokens, because the forward also decodes, or has a chunk of fewer than 2 * cp tokens (SGLang 0.5.23,
-        layers/cp/zigzag.py:109).
+        """Number of groups of GPUs that share the tokens of a forward by context parallelism. 1: there is only one
+        group, or each group computes all tokens, because the forward also decodes, or has a chunk of fewer than 2 * cp
+        tokens (SGLang 0.5.23, layers/cp/zigzag.py:109).
         """
         if self._cp == 1 or step.num_decode_tokens:
             return 1
@@ -185,12 +186,12 @@ class RooflineModel:
         return {} if self._experts is None else {"experts": self._experts.ns(num_tokens)}
 
     def _gathering_ns(self, step: PrefillStep, num_groups: int) -> float:
-        """Time in ns in which GPUs of an instance receive what other GPUs hold, in a prefill forward. num_groups:
-        number of context-parallel groups of GPUs that share the prompts' tokens. If there are several, all tokens'
-        keys, values and hidden states are gathered.
+        """Time in ns of a prefill forward's collectives of context parallelism and of decode context parallelism (DCP).
+        num_groups: number of context-parallel groups that share the forward's tokens. With several groups, keys and
+        values of all tokens are gathered, and hidden states before and after the experts.
 
-        With decode context parallelism (KV is divided by tokens): the latents of the prompts' contexts are gathered or,
-        if KV has heads instead of latents, the queries of prompts with a context; also the queries of running requests.
+        With DCP, GPUs exchange queries and attention outputs of running requests. For prompts with a context, GPUs
+        gather the context's latents or, without latent attention, exchange the prompts' queries and attention outputs.
         """
         contexts = [chunk for chunk in step.chunks if chunk.num_context_tokens]
         merged = step.num_decode_tokens
@@ -202,7 +203,8 @@ class RooflineModel:
 
     def _exchange_bytes_ns(self, layout: Layout) -> float:
         """Time in ns per token and layer in which tokens travel to the GPUs of their experts in fp8, and the results
-        travel back in bf16. A token is sent once to each GPU that holds at least one of its experts.
+        travel back in bf16. A token is sent once to each other GPU that holds at least one of its experts. 0: the model
+        has no experts, or expert_exchange_efficiency is None.
         """
         experts, efficiency = layout.model.experts, self._settings.expert_exchange_efficiency
         if experts is None or efficiency is None:
@@ -214,8 +216,8 @@ class RooflineModel:
 
 
 def _activation_ns(settings: "Roofline", layout: Layout) -> float:
-    """Time in ns per token of the kernels between matrix products, if the token's work is shared by the tp GPUs of an
-    instance.
+    """Time in ns per token of the kernels between matrix products, on each of the tp GPUs that compute the token. 0:
+    activation_efficiency is None.
     """
     bandwidth = _activation_bandwidth(settings, layout)
     return 1e9 * activation_bytes(layout.model, layout.tp) / bandwidth if bandwidth else 0.0
@@ -232,8 +234,8 @@ def activation_bytes(spec: ModelSpec, tp: int) -> float:
     all layers. Attention and all kernels of routed experts are not included.
 
     In each layer, two norms read and write hidden state and residual in bf16, on every GPU. Rotation and activation
-    function read the outputs of matrix products or write their inputs. These are divided among tp GPUs. If weights are
-    narrower than bf16, each product's input is also read in bf16 and written in 1 byte per element.
+    function read the outputs of matrix products or write their inputs. These inputs and outputs are divided among tp
+    GPUs. If weights are fp8 or fp4, each product's input is also read in bf16 and written in 1 byte per element.
     """
     hidden = spec.num_layers * spec.hidden_size
     widths = (spec.flops_per_token - spec.expert_flops_per_token) / 2 / spec.hidden_size
@@ -272,8 +274,8 @@ class ExpertTimes:
 
     @staticmethod
     def _activation_bytes(layout: Layout, experts: Experts) -> float:
-        """Bytes of activations that the GPUs of an instance read and write in the routed experts, for one token in one
-        layer.
+        """Bytes of activations that all GPUs of a server together read and write in the routed experts, for one token
+        in one layer.
         """
         num_parts = 1 if layout.has_whole_experts else layout.num_server_gpus
         width = experts.input_size or layout.model.hidden_size
@@ -281,8 +283,8 @@ class ExpertTimes:
         return each * experts.num_active * num_parts
 
     def ns(self, num_tokens: float) -> float:
-        """Time in ns of the experts in one forward. num_tokens: number of tokens that experts compute, per
-        data-parallel instance of the server.
+        """Time in ns of the experts in one forward. num_tokens: mean number of tokens of the server's data-parallel
+        instances, times the busiest GPU's load relative to the mean load.
         """
         num_bytes = self._spec.expert_bytes_read(num_tokens * self._dp, self._num_holders) / self._dp
         return self._layers_ns + self._token_ns * num_tokens + self._byte_ns * num_bytes
@@ -325,7 +327,7 @@ def balance(popular: list[float], num_redundant: int, num_gpus: int) -> list[flo
     """Load of each GPU after balancing with redundant experts.
 
     popular: load of each expert, in any unit. Each redundant expert copies the expert with the largest load per copy.
-    Then each expert, the most loaded first, goes to the least loaded GPU with room.
+    Then each copy of an expert, the most loaded first, goes to the least loaded GPU with room.
     """
     copies = [1] * len(popular)
     for _ in range(num_redundant):

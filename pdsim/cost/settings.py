@@ -40,8 +40,8 @@ class Roofline:
     """Share of nominal FLOP/s that matrix products reach. aiconfigurator's GEMM tables at 8192 tokens: 0.78 to 0.80 on
     H100 and H200, 0.71 on B200 (bf16)."""
     matrix_tile_tokens: int = 1
-    """Number of tokens in a tile of matrix products. A forward of more than four tiles takes as long as if its last
-    tile were full."""
+    """Number of tokens in a tile of matrix products. The matrix products of more than four tiles take as long as if the
+    last tile were full."""
     activation_efficiency: float | None = None
     """Share of memory bandwidth that the kernels between matrix products reach in a prefill forward. These kernels
     normalise, rotate, activate and quantise. None: they take no time."""
@@ -90,8 +90,8 @@ class Roofline:
     expert_prefill_layer_ns: float = 0
     """Addition to prefill_layer for each layer that has experts."""
     expert_exchange_ns: float = 25_000
-    """With data-parallel attention: fixed time per layer of sending tokens to the GPUs of their experts, and again of
-    sending the results back (assumed)."""
+    """If each GPU holds whole experts and a library such as DeepEP sends tokens to them: fixed time per layer of
+    sending tokens to the GPUs of their experts, and again of sending the results back (assumed)."""
     expert_exchange_efficiency: float | None = None
     """Share of NVLink bandwidth that is reached when tokens are sent to the GPUs of their experts, and results back.
     None: only the fixed time expert_exchange counts.
@@ -116,8 +116,8 @@ KERNELS_SPREAD = 1.25
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """A roofline whose shares of nominal rates come from measured kernels, by operator. Host times are those of the
-    roofline.
+    """A roofline whose shares of nominal rates come from measured kernels, by operator. Host times are settings, as in
+    the roofline, with defaults of their own.
 
     kernels.csv has the shares by GPU and data type of weights or KV: see experiments/operators. For a GPU that was not
     measured, medians of the measured GPUs are used.
@@ -135,13 +135,12 @@ class Kernels:
     prefill_layer_ns: float = 310_000
     """Minimum time of one layer in a prefill forward."""
     expert_prefill_layer_ns: float = 1_000_000
-    """Time that each layer with experts takes in addition to prefill_layer_ns. Chosen on half of the points of
+    """Addition to the minimum time prefill_layer, for each layer with experts. Chosen on half of the points of
     experiments/default-cost.
     """
     latent_expert_prefill_layer_ns: float = 2_200_000
-    """Time in ns that each layer with experts adds to the field prefill_layer, if the model has latent attention and
-    experts in fp8 or fp4. Measured: DeepSeek-V3 in fp8 under SGLang 0.5.12 on an H200
-    (experiments/default-cost/launches.csv).
+    """Replaces expert_prefill_layer if the model has latent attention and experts in fp8 or fp4. Measured: DeepSeek-V3
+    in fp8 under SGLang 0.5.12 on an H200 (experiments/default-cost/launches.csv).
     """
     decode_layer_ns: float = 44_000
     """Fixed time of one layer in a decode step. Qwen3-8B on H200 under SGLang 0.5.12 at batch 1: a step takes 5.08 ms
@@ -155,15 +154,14 @@ class Kernels:
     Measured: SGLang 0.5.12 on H200 (experiments/sglang-h200).
     """
     factor: float = 1
-    """Factor by which all times of forwards and steps are multiplied."""
+    """Factor by which the times of forwards and steps are multiplied, except the times of traffic between hosts."""
     slowness: float = 0
-    """Position of all times within their ranges: -1 is the fastest end, 1 the slowest."""
+    """Position of times within their ranges: -1 is the fastest end, 1 the slowest. Traffic between hosts has no range.
+    """
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
-        """Returns the cost models at the fast and at the slow end of the range of times that measured kernels allow
-        (slowness -1 and 1).
-        """
+        """Returns the cost models at the fast and at the slow end of the range of times (slowness -1 and 1)."""
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
@@ -281,20 +279,20 @@ class Affine:
     prefill_per_context_token_ns: float = 0
     """Time of gathering one context token of a chunk that continues a prompt."""
     prefill_tile_tokens: int = 1
-    """Number of tokens in a tile of matrix products. A forward of more than four tiles, and without a CUDA graph, takes
-    as long as if its last tile were full."""
+    """Number of tokens in a tile of matrix products. In a forward of more than four tiles and without a CUDA graph,
+    prefill_per_token and a table of prefill times count new tokens as if the last tile were full."""
     prefill_wave_tokens: int = 1
-    """Number of new tokens that attention computes at once. Attention reads the context once for each such group of
-    tokens, and a partly filled group takes as long as a full one.
+    """Number of new tokens for which attention reads the context (earlier tokens of a prompt) at once. For a partly
+    filled group of new tokens, attention to the context takes as long as for a full group.
     """
     prefill_per_prompt_ns: float = 0
     """Time of a forward for each prompt chunk."""
     prefill_least_ns: float = 0
     """Minimum time of a forward, for launching its kernels."""
     prefill_least_per_prompt_ns: float = 0
-    """Addition to prefill_least_ns for each prompt chunk, because its attention is launched separately."""
+    """Addition to prefill_least for each prompt chunk, because its attention is launched separately."""
     prefill_least_per_continued_prompt_ns: float = 0
-    """Addition to prefill_least_ns for each chunk that continues a prompt."""
+    """Addition to prefill_least for each chunk that continues a prompt."""
     prefill_slowdown: float = 0
     """Share by which forwards take longer on a GPU that computes without pause."""
     prefill_slowdown_memory_ns: float = 100_000_000

@@ -1,6 +1,6 @@
-"""Durations of one instance's steps, on its GPU and on its host. A prefill forward takes the time that its cost model
-gives. A decode step first drafts tokens. Then the model computes all tokens of the batch in the smallest CUDA graph
-that holds the batch. Host work follows.
+"""Durations of one instance's steps, on its GPU and on its host: times of cost models, with additions such as host
+work. With speculative decoding, a decode step first drafts tokens. Then the target model computes all tokens of the
+batch, if possible in the smallest CUDA graph that holds the batch. Host work follows.
 """
 
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pdsim.core.messages import DecodeStep, HiSparseStep, MixedStep, PrefillStep
 from pdsim.cost.cold_server import ColdServer
 from pdsim.cost.copies import end_behind_load
-from pdsim.cost.drafts import DraftTimes
+from pdsim.cost.drafts import NO_DRAFTING, Drafting
 from pdsim.cost.model import FRACTION_BITS, CostModel, DecodeLine, Terms
 from pdsim.cost.roofline import RooflineModel
 from pdsim.cost.swaps import SwapCosts
@@ -21,27 +21,13 @@ from pdsim.system.memory import Layout
 from pdsim.system.model import stage_layers
 
 
-class Drafting(NamedTuple):
-    """Speculative decoding. The target model computes each drafted token as if it were a separate request, but reads a
-    request's KV only once for all its drafted tokens.
-    """
-
-    tokens: int = 1
-    """Number of tokens per request that the target model computes in a decode step. 1: no drafts."""
-    step_ns: float = 0
-    """Measured time in ns that drafting takes in each step."""
-    model: DraftTimes | None = None
-    """Durations of the draft model's forwards. None: no draft model, or `step_ns` includes these durations."""
-
-
 class Graphs(NamedTuple):
     """CUDA graphs for captured batch sizes. Batches larger than all graphs launch their kernels one by one."""
 
     sizes: Sequence[int]
     """Captured batch sizes, ascending."""
     launch_ns: float
-    """Time in ns of launching all kernels of a step that has no graph. A step without a graph takes at least this time.
-    """
+    """Minimum time in ns of a step that has no graph: the time of launching all its kernels."""
     empty_row_kv: float = 0
     """A graph computes a fixed number of requests, its rows. Rows beyond the batch are empty. This is the time of one
     empty row, divided by the time in which the row of a request reads its KV."""
@@ -108,7 +94,6 @@ class DecodeHostOverhead(NamedTuple):
         return self.step_ns + self.request_ns * num_requests
 
 
-NO_DRAFTING = Drafting()
 NO_HOST_OVERHEAD = DecodeHostOverhead()
 
 
@@ -117,8 +102,7 @@ SM_BANDWIDTH = 62e9
 as fast."""
 _BLOCKS_PER_SM = 1.1
 """FlashAttention-3 splits contexts if its number of thread blocks times this factor is below the number of SMs
-(num_splits_heuristic).
-"""
+(num_splits_heuristic)."""
 
 
 class AttentionWaves(NamedTuple):
@@ -178,7 +162,7 @@ class KvReads:
     """
 
     def __init__(self, slows_prefill: float) -> None:
-        """slows_prefill: the time by which a transfer prolongs forwards, divided by the transfer's duration."""
+        """slows_prefill: time that a transfer adds to forwards, divided by the transfer's time during forwards."""
         self._share = slows_prefill
         self._busy_since_ns = self._busy_until_ns = 0
         self._counted_ns = 0
@@ -208,9 +192,7 @@ class KvReads:
 
 @dataclass(kw_only=True)
 class StepTimes:
-    """Durations of one instance's steps. A duration may depend on earlier steps of the same GPU, and on nothing
-    else.
-    """
+    """Durations of one instance's steps. A duration may depend on earlier steps and KV transfers of the same GPU."""
 
     prefill: CostModel
     """Cost model of prefill forwards."""
@@ -271,11 +253,11 @@ class StepTimes:
         return self._launched(duration_ns, start_ns) if self.host_overhead.launch_ns else duration_ns
 
     def _launched(self, duration_ns: int, start_ns: int) -> int:
-        """Duration in ns of a forward that ends no earlier than its launch. The launch begins with the forward.
+        """Duration in ns of a forward, which ends no earlier than its launch. duration_ns: duration without the launch.
 
-        With overlap and directly behind another forward, the launch begins with that forward, or when that forward's
-        launch has ended: the loop launches a step while the step before runs, and then waits for the end of the step
-        before (SGLang 0.5.12, managers/scheduler.py:1564).
+        The launch begins with the forward. With launches_ahead and directly behind another forward, the launch begins
+        with that other forward, but not before the other launch has ended: the loop launches a step while the step
+        before runs, and then waits for the end of the step before (SGLang 0.5.12, managers/scheduler.py:1564).
         """
         is_ahead = self.host_overhead.launches_ahead and start_ns == self._forward_end_ns
         begin_ns = max(self._forward_start_ns, self._launched_ns) if is_ahead else start_ns
@@ -312,8 +294,8 @@ class StepTimes:
         return line.later(self.swaps.step_ns(step, line.base >> FRACTION_BITS))
 
     def num_computed(self, num_requests: int) -> int:
-        """Number of tokens that a decode step computes, including draft tokens, and the empty rows of its CUDA graph
-        (rows without a request).
+        """Number of tokens that a decode step computes, including draft tokens. Empty rows of the CUDA graph (rows
+        without a request) count, too, unless graphs.has_free_rows.
         """
         num_rows = num_requests if self.graphs is None else self.graphs.num_computed(num_requests)
         return num_rows * self.drafting.tokens
@@ -343,9 +325,9 @@ class StepTimes:
     def _around(self, num_requests: int, line: DecodeLine, expert_share: float | None = None) -> DecodeLine:
         """Returns the duration of a whole decode step, as a line over the KV tokens that the batch reads.
 
-        line: duration of the target model's forward. The result adds drafting, host work, rows of the CUDA graph
-        without a request, and waves of attention, and divides by the GPU's speedup. expert_share: number of tokens that
-        experts compute, divided by the number of the instance's own tokens; None: 1.
+        line: duration of the target model's forward. The result adds drafting, host work, launches without a graph,
+        attention of graph rows without a request, and waves of attention, and divides by the GPU's speedup.
+        expert_share: number of tokens that experts compute, divided by the instance's own tokens; None: 1.
         """
         size = None if self.graphs is None else self.graphs.size(num_requests)
         base = line.base + _units(self.drafting.step_ns)
@@ -374,7 +356,9 @@ class StepTimes:
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
+        """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration if
+        speedup is 1.
+        """
         terms = dict(self.prefill.prefill_terms(step))
         if self.drafting.model is not None:
             terms["draft"] = self.drafting.model.prefill_ns(step, 0)
@@ -385,8 +369,8 @@ class StepTimes:
         return terms
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
-        """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration. num_context_tokens,
-        num_distinct_tokens: as in messages.DecodeStep.
+        """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration if speedup is 1.
+        num_context_tokens, num_distinct_tokens: as in messages.DecodeStep.
         """
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))

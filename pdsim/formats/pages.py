@@ -91,15 +91,15 @@ COUNTERS = (
 )  # fmt: skip
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+(-?\d+))?\s*$")
 _OF_RAY = re.compile(r"^(?:ray_)?(vllm|sglang)[:_]")
-"""Matches the beginning of metric names that Ray has changed: Ray puts ray_ before the name, and some stores replace
-the colon. So ray_vllm_num_requests_running stands for vllm:num_requests_running.
+"""Matches the engine's name at the beginning of a metric's name, even if Ray has changed it: Ray puts ray_ before the
+name, and some stores replace the colon. So ray_vllm_num_requests_running stands for vllm:num_requests_running.
 """
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class Sample(NamedTuple):
     name: str
-    """Name of the metric as the page has it."""
+    """Name of the metric as in Quantity.names: without `_total`, and without changes by Ray."""
     labels: dict[str, str]
     """Labels of the sample on the metrics page, such as model_name: value by name."""
     value: float
@@ -107,19 +107,21 @@ class Sample(NamedTuple):
 
 @dataclass
 class Page:
-    """The numbers of one saved page: Prometheus metrics of a server, or the JSON of SGLang's server info. values:
-    numbers by the names of quantities, as in QUANTITIES.
+    """The numbers of one saved page: Prometheus metrics of a server or frontend, or the JSON of SGLang's server info.
+    values: numbers by name. Names are those of QUANTITIES, page_tokens, and after `between` the rates of RATES.
     """
 
     path: Path
     values: dict[str, float] = field(default_factory=dict)
     told: dict[str, Any] = field(default_factory=dict)
-    """What SGLang's server info says besides numbers, by name: the model, tp, options."""
+    """Model, version, parallel sizes and options of the server, by the names in SGLang's server info. Empty for pages
+    of metrics.
+    """
 
 
 def read_page(path: Path) -> Page:
-    """Reads a saved page of a server: Prometheus metrics, or the JSON of SGLang's server info. Raises ConfigError for
-    any other file.
+    """Reads a saved page of a server or frontend: Prometheus metrics, or the JSON of SGLang's server info. Raises
+    ConfigError if the file has neither, and InputError if the file is no text or broken JSON.
     """
     text = read_text(path, "text")
     if text.lstrip().startswith(("{", "[")):
@@ -131,8 +133,8 @@ def read_page(path: Path) -> Page:
 
 
 def samples(text: str) -> Iterator[Sample]:
-    """Yields the samples of a text in Prometheus's format. Skips other lines, samples of ranks that repeat the numbers
-    of rank 0, and samples of Dynamo endpoints other than `generate`.
+    """Yields the samples of a text in Prometheus's format. Skips other lines, samples without a finite value, samples
+    of ranks that repeat the numbers of rank 0, and samples of Dynamo endpoints other than `generate`.
     """
     for line in text.splitlines():
         found = _SAMPLE.match(line.strip())
@@ -178,7 +180,8 @@ def _wholes(found: Sequence[Sample]) -> Sequence[Sample]:
 
 def _pool(by_name: Mapping[str, list[Sample]]) -> dict[str, float]:
     """Size of the KV pool, from labels of vllm:cache_config_info: pool_tokens is the sum of tokens over all servers,
-    page_tokens the number of tokens of a page. Empty: the page has no such metric. by_name: samples by metric.
+    page_tokens the number of tokens of a KV page. Empty: the metrics page has no such metric with both numbers.
+    by_name: samples by metric.
     """
     total = size = 0.0
     for sample in by_name.get("vllm:cache_config_info", ()):
@@ -210,8 +213,8 @@ _TOLD = (
 
 
 def _of_info(path: Path, found: Any) -> Page:
-    """Reads a metrics page from SGLang's answer to /server_info, or from a similar JSON object in which states and
-    configurations may be nested.
+    """Returns the Page of SGLang's answer to /server_info, or of similar JSON, in which states and configurations may
+    be nested. Raises ConfigError if the JSON has no field that pdsim knows.
     """
     flat: dict[str, Any] = {}
     numbers: dict[str, list[float]] = {}
@@ -245,9 +248,10 @@ def _leaves(found: Any) -> Iterator[tuple[str, Any]]:
 
 
 def between(first: Page, last: Page, seconds: float | None) -> Page:
-    """Returns the metrics page `last`, in which each counter is replaced by its increase since the page `first`.
-    seconds: time between the pages, from which rates are computed; None: not known, no rates. Raises ConfigError if the
-    pages are in the wrong order.
+    """Returns the metrics page `last`, in which each counter that the page `first` has, too, is replaced by its
+    increase since `first`. hit_share becomes the share during this time if the pages have its counters. seconds: time
+    in s between the pages, from which rates are computed; None: not known, no rates. Raises ConfigError if a counter
+    decreased, as with pages in the wrong order.
     """
     values = dict(last.values)
     for key in COUNTERS:
@@ -269,7 +273,7 @@ RATES = {
     "prompt_tokens": "input_throughput",
     "output_tokens": "output_throughput",
 }
-"""For each counter of a metrics page: the field of a summary that has the counter's rate."""
+"""Counters of a metrics page whose rates per second a summary has. Values: the summary's fields with the rates."""
 MEANS = ("ttft", "tpot", "itl", "e2e_latency")
 
 

@@ -73,8 +73,9 @@ def _dataset(workload: Any, model: str) -> tuple[int, Flags]:
 
 
 def only_equal_images(_: Any, scenario: Scenario) -> str | None:
-    """Checks that benchmark clients can send a workload's images: new images of one size, in a fixed number per
-    request. Returns the reason if not, else None.
+    """Check of the images of a workload random_lengths. Returns the reason for a refusal unless each request has the
+    same number of new images of one size, and the model has an encoder in the catalog. None: benchmark clients can send
+    the images, the workload has no images, or the workload is not random_lengths.
     """
     workload = scenario.workload
     if not isinstance(workload, RandomLengths) or workload.images is None or image_size(workload, scenario.model):
@@ -84,7 +85,8 @@ def only_equal_images(_: Any, scenario: Scenario) -> str | None:
 
 def image_size(workload: RandomLengths, model: str) -> tuple[int, int, int] | None:
     """Number of images of a request, and height and width in pixels that give an image its number of tokens in the
-    workload. None: there are no images, or requests differ in images. model: name of the model in the catalog.
+    workload. None: the workload has no images, its requests differ in number or size of images or share images, or the
+    model has no encoder in the catalog. model: name of the model in the catalog.
     """
     encoder = load_model(model).encoder
     if encoder is None or not isinstance(workload.images, Fixed) or not isinstance(workload.image_tokens, Fixed):

@@ -38,7 +38,7 @@ class Place(NamedTuple):
     first_gpu: int
     """Index of the first GPU that the server or encode instance uses on each of its hosts."""
     number: int
-    """Number of the server among all servers of the cluster, from 0."""
+    """Number of the server or encode instance among all of the cluster, from 0."""
 
     @property
     def host(self) -> Expanded:
@@ -100,15 +100,18 @@ def one_host(tp: int, scenario: Scenario) -> str | None:
 class Launch:
     """Commands and notes with which a user starts a cluster.
 
-    commands: shell commands, in the order in which a user runs them. Keys: names of the started things, such as
-    prefill-0, gateway or load. notes: texts on fields that no command expresses.
+    commands: shell commands, in the order in which a user runs them. Keys: names of the started processes, such as
+    prefill-0, gateway or load. notes: texts for the user, such as the servers of each role and the fields that no
+    command expresses.
     """
 
     commands: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     manifests: dict[str, str] = field(default_factory=dict)
-    """Text of YAML manifests for Kubernetes, by file name. Depending on the engine, a user applies them instead of
-    commands, or in addition to commands."""
+    """Text of YAML manifests for Kubernetes, by file name. With the engine kubernetes, manifests start the cluster, and
+    commands at most send the load. With Dynamo, graph.yaml starts the frontend and workers instead of their commands.
+    Empty: the engine has no manifests.
+    """
     hosts: set[str] = field(default_factory=set)
     """Names of variables that stand for addresses of hosts in the commands. The user must set them."""
 
@@ -142,8 +145,8 @@ def thresholds(policy: CacheAware) -> dict[str, float]:
 
 def pace(client: Any) -> Flags:
     """Options with which a load generator sends requests like the scenario's client: at its mean rate, or with its
-    number of requests in flight. client: an open or a closed loop. Empty: not every load generator has options for this
-    client.
+    number of requests in flight. client: an open or a closed loop. Empty: the client is an open loop without Poisson
+    arrivals, or a closed loop with a ramp, for which not every load generator has options.
     """
     if isinstance(client, ClosedLoop):
         return [("max-concurrency", client.concurrency)] if client.ramp_ns is None else []
@@ -187,7 +190,9 @@ ROLES = ("prefill", "decode", "aggregated")
 
 
 class Aside(str):
-    """The reason why a launch ignores a field. The launch shows the reason as a note."""
+    """The reason why a launch ignores a field. If the field has not its default value, the launch shows the reason as a
+    note.
+    """
 
     __slots__ = ()
 
@@ -219,8 +224,8 @@ _SAID = (
 
 
 def _only_resolved(role: str, name: str) -> Check:
-    """Makes a rule for a field of SGLang's servers that every run folder fills in. The rule accepts None and the value
-    that pdsim fills in by itself, and refuses all other values.
+    """Makes the rule of other engines for a field that only SGLang's servers have. The rule accepts None and the value
+    that pdsim fills in by itself, which the scenario of a run folder has, and refuses all other values.
     """
 
     def refusal(value: Any, scenario: Scenario) -> str | None:
@@ -252,8 +257,8 @@ RULES: dict[str, Rule] = {
     "prefill.optimistic_attempts": _only_resolved("prefill", "optimistic_attempts"),
     "decode.extra_slots": _only_resolved("decode", "extra_slots"),
 }
-"""The rule of each field that is the same for all engines, by the field's path. A rule says how commands express the
-field, that they leave it out, or why they cannot express it.
+"""Rules of fields, by path, for engines without a rule of their own for the field. In paths, * stands for any role. A
+rule of a section also holds for fields in it that have no rule (_nearest has the exceptions).
 """
 
 
@@ -263,7 +268,9 @@ class Leaf(NamedTuple):
     value: Any
     """Value of the field. If the field is a component, its name."""
     is_default: bool
-    """True: the field has its default value."""
+    """True: the field has its default value. For a section or a component: the default has the same type; the fields
+    inside are leaves of their own.
+    """
 
 
 def leaves(section: Section, path: str = "") -> Iterator[Leaf]:
@@ -295,8 +302,9 @@ def _of_component(component: Any, path: str, *, is_default: bool) -> Iterator[Le
 
 
 def notes_on(scenario: Scenario, engine: str, rules: Mapping[str, Rule]) -> list[str]:
-    """A note on each role's servers, on warm-up requests, and on each ignored field. engine: name of the engine in
-    messages. rules: rules by field, which go before RULES. Raises ConfigError, which lists all fields that the engine
+    """Notes on the servers of each role and the encode instances, on warm-up requests (if there are any), and on
+    ignored fields that have not their default: one note per reason. engine: name of the engine in messages. rules: the
+    engine's rules by field, which replace those in RULES. Raises ConfigError, which lists all fields that the engine
     cannot express.
     """
     rules = {**RULES, **rules}

@@ -9,7 +9,9 @@ from pdsim.system.catalog import load_model
 
 
 def draft_flags(made: Launch, scenario: Scenario) -> Flags:
-    """Options for speculative decoding. Adds a note to `made` if the user must name the draft model's checkpoint."""
+    """SGLang's options for speculative decoding. Empty: the scenario has no speculative decoding. Adds a note to `made`
+    if the user must name the draft model's checkpoint.
+    """
     decoding = scenario.servers[1]
     if decoding.acceptance is None:
         return []

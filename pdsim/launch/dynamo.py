@@ -128,7 +128,7 @@ class _At(NamedTuple):
     """Address of a worker, and its numbers."""
 
     host: str
-    """Address of the host on which the worker runs."""
+    """Address of the host on which the worker runs. In a pod: 0.0.0.0."""
     number: int
     """Number of the worker among all workers of the cluster, from 0."""
     rank: int
@@ -207,7 +207,9 @@ def _of_transport(scenario: Scenario) -> list[str]:
 
 
 def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[graph.Worker]) -> None:
-    """Adds a manifest to `made`: a DynamoGraphDeployment with a frontend and these workers. engine: sglang or vllm."""
+    """Adds a manifest to `made`, a DynamoGraphDeployment with a frontend and these workers, and a note on the manifest.
+    engine: sglang or vllm.
+    """
     frontend = command_words(FRONTEND, _frontend_flags(scenario, graph.ANYWHERE))
     made.manifests["graph.yaml"] = graph.deployment(scenario, engine, frontend, workers)
     made.notes.append(
@@ -218,9 +220,9 @@ def _finish(made: Launch, scenario: Scenario, engine: str, workers: Sequence[gra
 
 def _begin(scenario: Scenario, engine: str, rules: dict[str, Rule]) -> tuple[Launch, dict[str, list[Place]], Scenario]:
     """Begins a launch. Returns (the launch, which has notes and the frontend's command so far; places of the servers by
-    role; the scenario with all defaults filled in, but without `health`). engine: name of the engine in messages.
-    rules: by field, what a launch does with the field (Rule); they go before commands.RULES. Raises ConfigError if the
-    engine cannot express a field.
+    role; the scenario as `resolve` returns it, but without `health`). engine: name of the engine in messages. rules: by
+    field, what a launch does with the field (Rule); they go before commands.RULES. Raises ConfigError if the engine
+    cannot express a field.
     """
     made = Launch(notes=notes_on(scenario, engine, rules))
     name = _mode_name(scenario)

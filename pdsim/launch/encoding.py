@@ -17,8 +17,11 @@ from pdsim.scenario.sections.encoding import EncodeSettings
 BACKENDS = {"zmq": "zmq_to_scheduler", "mooncake": "mooncake"}
 """Values of --encoder-transfer-backend, by the first word of a transport."""
 FIRST_ENCODER_PORT = 8900
-"""SGLang: value of --encoder-bootstrap-port of server 0. vLLM: port at which servers fetch embeddings from encode
-instance 0. For server or encode instance n, the port is higher by n.
+"""Base of ports. The port of a server or encode instance is higher by its number in the cluster (Place.number).
+
+SGLang: servers have these ports (--encoder-bootstrap-port) for encode instances that register. In a launch none does,
+because servers get the URLs of encode instances. vLLM: encode instances have these ports; servers fetch embeddings
+from them.
 """
 PROXY = "disagg_epd_proxy.py"
 
@@ -40,7 +43,9 @@ scenario: returns None if commands express the value, otherwise the reason why i
 
 
 def refused_by_vllm(value: str, scenario: Scenario) -> str | None:
-    """Says why vLLM's servers cannot have this value of encode.transport. None: they can."""
+    """Says why vLLM's servers cannot have this value of encode.transport, or cannot have the scenario's
+    network.transport together with encode instances. None: they can.
+    """
     if not value.startswith("nixl"):
         return "vLLM's servers read embeddings with NIXL"
     if scenario.prefill is not None and not scenario.network.transport.startswith("nixl"):
@@ -65,8 +70,8 @@ returns None if commands express the value, otherwise the reason why it is refus
 def add_encode_instances(
     made: Launch, program: Sequence[str], scenario: Scenario, at: Sequence[Place], model: str
 ) -> None:
-    """Adds the commands that start SGLang's encode instances to `made`. program: words that start a server. at: host,
-    port and GPUs of each encode instance. model: name or path of the model.
+    """Adds to `made` a command for each of SGLang's encode instances. program: words that start a server. at: where the
+    encode instances run. model: name or path of the model.
     """
     if (encode := scenario.encode) is None:
         return
@@ -136,8 +141,8 @@ def reader_settings(scenario: Scenario, role: str) -> tuple[Flags, dict[str, obj
 
 
 def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]]) -> None:
-    """Adds the command of vLLM's proxy of encode instances, which takes the place of a router. at: where servers and
-    encode instances run, by role.
+    """Adds the command of vLLM's proxy of encode instances, which takes the place of a router, and notes on the proxy
+    and on the cache of embeddings. at: where servers and encode instances run, by role.
     """
 
     def urls(role: str) -> Expanded:
@@ -158,8 +163,8 @@ def add_proxy(made: Launch, scenario: Scenario, at: Mapping[str, Sequence[Place]
 
 
 def _transfer_config(encode: EncodeSettings, role: str) -> str:
-    """The JSON of --ec-transfer-config, with which language servers read embeddings from encode instances. role: vLLM's
-    ec_role: ec_producer for encode instances, ec_consumer for language servers.
+    """The JSON of --ec-transfer-config, which encode instances need to send embeddings, and language servers to read
+    them. role: vLLM's ec_role: ec_producer for encode instances, ec_consumer for language servers.
     """
     extra = {"ec_cpu_bytes": encode.cache, "ec_enable_nixl": True}
     found = {"ec_connector": "ECCPUConnector", "ec_role": role, "ec_connector_extra_config": extra}

@@ -46,8 +46,8 @@ for _role in ("router.prefill", "router.decode"):
 
 
 def gateway_flags(made: Launch, scenario: Scenario, at: Mapping[str, list[Place]]) -> Flags:
-    """Options of SGLang's gateway. made: the launch, which gets notes on policies that the gateway runs in another way.
-    at: where the servers run, by role; empty: the gateway finds the servers itself, and gets no URLs.
+    """Options of SGLang's gateway. made: the launch, which gets notes on policies that act in another way than in the
+    simulation. at: where the servers run, by role; empty: the gateway finds the servers itself, and gets no URLs.
     """
     flags: Flags = [("host", HOST), ("port", GATEWAY_PORT)]
     router = scenario.router

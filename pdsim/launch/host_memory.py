@@ -61,8 +61,9 @@ def beside_transfers(servers: ServerSettings, role: str, connectors: list[dict[s
 
 
 def kvbm_variables(servers: ServerSettings, place: Place | None = None) -> dict[str, object]:
-    """Environment variables of a server with KVBM: size of its host memory, and ports. Empty: the server has no KVBM.
-    place: where the server runs; None: a pod of its own, in which KVBM's default ports are free.
+    """Environment variables of a server with KVBM: size of its host memory, and at a place also its ports and, if the
+    server spans several hosts, the address of the first host. Empty: the server has no KVBM. place: where the server
+    runs; None: a pod of its own, in which KVBM's default ports are free.
     """
     if not _has_kvbm(servers):
         return {}

@@ -46,7 +46,9 @@ def deployment(name: str, marks: Mapping[str, str], replicas: int, pods: Manifes
 
 
 def variables(given: Mapping[str, object]) -> list[Manifest]:
-    """Environment variables of a container. Kubernetes replaces $(NAME) in their values. given: values by name."""
+    """Environment variables of a container. Dollar signs in values are escaped, because Kubernetes replaces $(NAME).
+    given: values by name.
+    """
     return [
         {"name": name, "value": word}
         for name, word in zip(given, container_words(list(map(str, given.values()))), strict=True)

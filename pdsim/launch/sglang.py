@@ -70,9 +70,9 @@ LINKS: dict[str, dict[str, str]] = {
     "mooncake-mnnvl": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "NVLINK", "MC_FORCE_MNNVL": "True"},
     "mooncake-nvlink": {"SGLANG_MOONCAKE_CUSTOM_MEM_POOL": "INTRA_NODE_NVLINK"},
 }
-"""For each transport that SGLang would not choose by itself: the environment variables that make it use this link.
-Sources in SGLang 0.5.23: disaggregation/mooncake/utils.py, nixl/conn.py, ascend/transfer_engine.py and
-distributed/device_communicators/mooncake_transfer_engine.py.
+"""For each transport that environment variables select: these variables. A transport without an entry needs none,
+because SGLang's transfer backend takes its link by default. Sources in SGLang 0.5.23: disaggregation/mooncake/utils.py,
+nixl/conn.py, ascend/transfer_engine.py and distributed/device_communicators/mooncake_transfer_engine.py.
 """
 QUEUES = {"mori": ("SGLANG_MORI_TRANSFER_SHARDS", 8), "others": ("SGLANG_DISAGGREGATION_QUEUE_SIZE", 4)}
 """For MORI and for all other transfer engines: the environment variable that sets the number of transfer queues of a
@@ -96,7 +96,7 @@ TIMEOUTS = {
     "waiting_timeout": "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     "transfer_timeout": "MC_TRANSFER_TIMEOUT",
 }
-"""Environment variables for timeouts in s, by the scenario's fields. MC_TRANSFER_TIMEOUT is Mooncake's; the other
+"""Environment variables for times in s, by the fields of `health`. MC_TRANSFER_TIMEOUT is Mooncake's; the other
 variables are SGLang's (0.5.12, srt/environ.py)."""
 
 
@@ -111,9 +111,9 @@ def _policy(value: Any, scenario: Scenario) -> str | None:
 
 
 def _allocation(value: Any, scenario: Scenario) -> str | None:
-    """If decode.allocation is prefill_complete: text with the settings of the scenario that SGLang refuses in
-    combination with it (0.5.23, arg_groups/pd_disaggregation_hook.py:199). None: SGLang accepts the scenario. value:
-    the scenario's decode.allocation.
+    """Check of decode.allocation. Returns text with the settings of the scenario that SGLang refuses together with
+    prefill_complete (0.5.23, arg_groups/pd_disaggregation_hook.py:199). None: the scenario has no such settings, or is
+    aggregated, or `value` (its decode.allocation) is not prefill_complete.
     """
     if value != "prefill_complete" or scenario.aggregated is not None:
         return None
@@ -173,8 +173,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of the servers, each on GPUs of its own, of the gateway and of the load. source, model: as
-    pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that SGLang cannot express.
+    """Commands of the encode instances and servers, each on GPUs of its own, of the gateway and of the load. source,
+    model: as pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES | ENCODE_RULES), *left_to_the_operator(scenario)])
     at = places(scenario)
@@ -322,8 +322,8 @@ def server_flags(made: Launch, scenario: Scenario, servers: ServerSettings) -> F
 
 
 def _balance(servers: ServerSettings) -> str | None:
-    """Value of --load-balance-method. None: the option is left out, because the server has one rank, keeps its default,
-    or leaves the choice of the rank to the router.
+    """Value of --load-balance-method. None: the option is left out, because the server has one data-parallel rank,
+    keeps its default, or leaves the choice of the rank to the router.
     """
     return None if servers.dp == 1 or servers.load_balance_method in ("auto", "router") else servers.load_balance_method
 
@@ -376,8 +376,8 @@ def _disaggregation_flags(scenario: Scenario, servers: ServerSettings) -> Flags:
 
 
 def _hisparse_flags(scenario: Scenario, servers: DecodeSettings) -> Flags:
-    """Options of HiSparse. The option top_k repeats the model's number of chosen tokens, which SGLang uses in any case
-    (0.5.23, model_executor/model_runner.py:1039). Empty: the scenario has no HiSparse.
+    """Options of HiSparse. top_k in --hisparse-config repeats the number of tokens that the model's sparse attention
+    chooses, which SGLang uses in any case (0.5.23, model_executor/model_runner.py:1039). Empty: decode has no HiSparse.
     """
     if servers.hisparse is None:
         return []

@@ -155,8 +155,8 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of servers, router and load. source: words of a command line that name the scenario's file. model: name
-    or path by which vLLM finds the model. Raises ConfigError, which lists the fields that vLLM cannot express.
+    """Commands of servers, of the router (or of encode instances and their proxy) and of the load. source, model: as
+    pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that vLLM cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
@@ -332,7 +332,7 @@ def _transfer_connector(transport: str, role: str, servers: ServerSettings) -> d
 
 
 def _hold_seconds(servers: ServerSettings) -> int | None:
-    """Time in s for which prefill keeps a computed prompt's KV. None: the default of vLLM's KV connector."""
+    """Time in s, rounded up, for which prefill keeps a computed prompt's KV. None: vLLM's default, or not prefill."""
     if not isinstance(servers, PrefillSettings) or servers.hold_timeout is None:
         return None
     return -(-servers.hold_timeout // 1_000_000_000)

@@ -20,11 +20,11 @@ class Expanded(str):
 
 def command_words(program: Sequence[str], flags: Iterable[tuple[str, Any]]) -> list[str]:
     """The arguments of a command line. program: first arguments, such as the executable. flags: pairs of an option
-    without its dashes, and its value. An option with value True has no value on the command line; an option with None
-    or False is left out.
+    without its dashes, and its value. A list gives an argument for each of its items. An option with value True has no
+    value on the command line; an option with None or False is left out.
 
-    A value that begins with a dash is joined to its option, so that it is not read as another option. Raises
-    ConfigError for an argument that no process can receive.
+    A single text that begins with a dash is joined to its option by an equals sign, so that the text is not read as
+    another option. Raises ConfigError for an argument that has a NUL or is not UTF-8.
     """
     found = list(program)
     for name, value in flags:
@@ -49,8 +49,8 @@ def shell_line(words: Sequence[str], variables: Mapping[str, object]) -> str:
 
 
 def container_words(words: Sequence[str]) -> list[str]:
-    """Returns a command as a list for a container's manifest. Text of the user is escaped, because Kubernetes replaces
-    $(NAME) and reads $$ as $.
+    """Returns a command as a list for a container's manifest. Words that are not Expanded are escaped, because
+    Kubernetes replaces $(NAME) and reads $$ as $.
     """
     return [container_word(word) for word in words]
 

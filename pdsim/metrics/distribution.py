@@ -40,7 +40,7 @@ the one before by `growth`. Each value counts `weight` times.
 
 
 class RunSamples:
-    """Exact statistics of many values that are given as arithmetic progressions (Run), without listing the values.
+    """Exact statistics of many values that are given as arithmetic progressions (Run), without listing all values.
     Progressions must not decrease.
     """
 
@@ -88,8 +88,8 @@ class RunSamples:
         return self._value_at(self.count - 1) if self.count else 0.0
 
     def _value_at(self, rank: int) -> float:
-        """The value at position `rank`, from 0, in the sorted list of all values. The samples are arithmetic
-        progressions; only those are listed that can contain the position.
+        """The value at position `rank`, from 0, in the sorted list of all values. Lists the values of only those
+        progressions that can contain the position.
         """
         low = self._firsts[bisect_right(self._up_to_first, rank)]
         high = self._lasts[bisect_right(self._up_to_last, rank)]

@@ -2,9 +2,10 @@
 stands once; lines of single calls take longer to write and to read.
 
 A block has two keys. `objects` has the messages, steps and results of its calls, each once, in groups of one kind: the
-kind's name, and a column for each field. Objects are numbered from 0 in the order of groups and rows. If a field holds
-other objects, these come in an earlier group, and the column is {"numbers": ...} instead of values. `calls` has the
-calls in order, with a column for each of:
+kind's name, and a column for each field. Objects are numbered from 0 in the order of groups and rows. If a kind has no
+fields, all its objects are equal and share one number. If the values of a field are all objects, these come in an
+earlier group, and the column is {"numbers": ...} instead of values. `calls` has the calls in order, with a column for
+each of:
 
 instance_id, call, now_ns   name of the instance, name of its method, and time of the call
 num_args, num_returned      how many objects the call got, and how many it returned; a chosen step is the first of them
@@ -49,8 +50,8 @@ class _Objects:
         """Long tuples of integers with their JSON, by id. A grant and the transfer of its pages have the same tuple."""
 
     def numbers(self, values: Sequence[Any]) -> list[int]:
-        """Returns the number of each object in the block. An object without a number gets the next one; objects in its
-        fields get theirs first.
+        """Returns the number of each of the objects `values` in the block. Objects without a number get the next ones;
+        the objects in their fields get theirs first.
         """
         ids = list(map(id, values))
         by_kind: dict[Any, list[Any]] = defaultdict(list)
@@ -94,8 +95,8 @@ class _Objects:
         return list(map(to_json, values))
 
     def _ids(self, ids: tuple[int, ...]) -> Any:
-        """A tuple of integers as JSON: a list, or {"Runs": [first, length]} for many consecutive integers, such as page
-        ids. A tuple of several runs becomes a list, because the search for runs takes too long.
+        """A tuple of integers as JSON: a list, or {"Runs": [first, length]} for LONG or more consecutive integers, such
+        as page ids. A tuple of several runs becomes a list, because the search for runs takes too long.
         """
         if len(ids) < LONG:
             return list(ids)
@@ -106,8 +107,8 @@ class _Objects:
 
 
 def to_block(entries: Sequence[Entry]) -> bytes:
-    """Returns the calls of a journal as one block of bytes: one line of JSON that has the calls and, once each, the
-    objects in their arguments and results.
+    """Returns the calls of a journal as one block of bytes: one line of JSON, with a line feed at its end, that has the
+    calls and, once each, the objects in their arguments and results. There must be at least one call.
     """
     instance_ids, calls, args, returned = zip(*entries, strict=True)
     given = [values[:-1] for values in args]

@@ -62,8 +62,8 @@ class JournalWriter:
 
 @contextmanager
 def journal_writer(folder: Path) -> Iterator[JournalWriter]:
-    """Context manager that gives the object that writes a journal. Afterwards this object has the number and the digest
-    of the lines, which the summary keeps as `pdsim.journal`.
+    """Context manager that gives the object that writes a run's journal. After the context, the object's `proof` has
+    the number of calls and the digest of the journal's lines, which the run's summary keeps as `pdsim.journal`.
     """
     import pyarrow as pa  # noqa: PLC0415  only runs that are kept pay for it
 
@@ -77,17 +77,19 @@ def journal_writer(folder: Path) -> Iterator[JournalWriter]:
 
 
 def proves_its_journal(summary: Mapping[str, Any]) -> bool:
-    """True if the journal of a run can be checked against the run's summary: the summary has the number of the
-    journal's lines and their digest. Summaries of earlier releases lack these.
+    """True if the journal of a run can be checked against the run's summary: the summary has the journal's
+    number of calls and the digest of its lines. Summaries of earlier releases lack these numbers.
     """
     return "journal" in summary.get("pdsim", {})
 
 
 def read_journal(folder: Path) -> Iterator[Entry]:
-    """Reads the calls of a run's journal. Raises RunFolderError if the journal is damaged, or if the number or the
-    digest of its lines differs from the run's summary.
+    """Yields the calls of a run's journal. Raises RunFolderError if the journal is missing or damaged, if it has fewer
+    finished requests than the run's summary, or if its number of calls or the digest of its lines differs from the
+    summary.
 
-    For a run of an earlier release, only the number of finished requests is compared.
+    For a run of an earlier release, only the number of finished requests is compared. Without a summary, because the
+    run did not end, nothing is compared.
     """
     import pyarrow as pa  # noqa: PLC0415
 
@@ -122,7 +124,9 @@ def read_journal(folder: Path) -> Iterator[Entry]:
 
 
 def _checked(entry: Entry) -> Entry:
-    """Returns the entry. Raises ValueError, LookupError or TypeError if the entry is no call of an instance."""
+    """Returns the entry. Raises ValueError or LookupError if the entry is neither a call nor a death of an instance (or
+    of the router, a sender or a receiver).
+    """
     if not (isinstance(entry.instance_id, str) and isinstance(entry.call, str) and isinstance(entry.args, tuple)):
         raise ValueError(f"no call of an instance: {shown(entry)}")
     if entry.call not in _CALLS or type(entry.args[-1]) is not int:

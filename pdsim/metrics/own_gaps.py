@@ -30,8 +30,9 @@ class _Row(NamedTuple):
 
 
 class _Stay(NamedTuple):
-    """Consecutive decode steps for which a request stays in a batch. rows: steps of the instance; the stay begins with
-    the item at index `begin`. The list grows until the request leaves.
+    """Consecutive decode steps for which a request stays in a batch. rows: all decode steps of the instance so far, a
+    list that grows. The stay begins with the item at index `begin`, and ends with the last item at the moment when the
+    request leaves.
     """
 
     rows: list[_Row]
@@ -63,7 +64,9 @@ class OwnGaps:
         """Gaps in ns of running attempts, without the gaps of their present stay in a batch."""
 
     def on_pause(self, attempt: int, gap_ns: int) -> None:
-        """Adds the gap of an attempt whose next token came from a prefill step. gap_ns: time since the token before."""
+        """Adds the gap of an attempt whose next token came from a prefill step, or from a decode step of a micro-batch.
+        gap_ns: time since the token before.
+        """
         self._gaps[attempt].append((gap_ns, 0.0, 1, 1))
 
     def on_decode(self, step: DecodeStep, row: StepRecord, joined_ns: Sequence[int], others_ns: int) -> None:
@@ -104,8 +107,9 @@ class OwnGaps:
 
     def finished_ms(self, attempt: int, num_output_tokens: int) -> tuple[float, ...]:
         """Ends the record of a finished request, and returns the values of the metrics OWN_ITL in ms: percentiles and
-        maximum of the gaps between the request's tokens. A request of one token has zeros. Empty: percentiles are not
-        collected. attempt: number of the request's attempt.
+        maximum of the gaps between the request's tokens (with a stream interval above 1: between its groups of tokens).
+        A request of one token has zeros. Empty: percentiles are not collected. attempt: id of the request's last
+        attempt.
         """
         self._close(attempt)
         runs = _first(self._gaps.pop(attempt, ()), num_output_tokens - 1)
@@ -119,9 +123,9 @@ class OwnGaps:
         return (*(gaps.percentile(percent) for percent in _PERCENTILES), gaps.max())
 
     def _close(self, attempt: int) -> None:
-        """Adds a request's gaps between tokens when one of its attempts leaves a batch: the durations of the steps for
-        which it was in the batch. If the request ended before the last of these steps, gaps after its end are added,
-        too; `finished_ms` removes these.
+        """Adds the gaps before an attempt's tokens in a batch that the attempt leaves. No effect if the attempt is in
+        no batch. If the request ended before the batch's last recorded step, gaps after its end are added, too;
+        `finished_ms` removes them.
         """
         if (stay := self._stays.pop(attempt, None)) is not None:
             self._gaps[attempt].extend(_gaps(stay))
@@ -172,8 +176,9 @@ def _gaps(stay: _Stay) -> Iterator[Run]:
 
 
 def _first(runs: Sequence[Run], count: int) -> Iterator[Run]:
-    """Yields the first `count` values of `runs`. A run is an arithmetic progression of values (see
-    pdsim.metrics.distribution); the last run is cut to the right length.
+    """Yields the runs of the first `count` gaps in `runs`. A run is an arithmetic progression (see
+    pdsim.metrics.distribution), whose weight is the number of gaps of each value. The last run is cut, so that there
+    are at most `count` gaps.
     """
     for first, growth, length, weight in runs:
         if count <= 0:

@@ -158,9 +158,9 @@ def draw_ttft_cdf(ax: Any, runs: Mapping[str, Sequence[RequestRecord]]) -> None:
 
 
 def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns], Array]) -> None:
-    """Draws a number of each instance, or of each role, over time. Each line has the means over short time bins. ax:
-    matplotlib axes. levels: rows of the table of levels. title: title of the y axis. value: computes the number for
-    each row of `levels`.
+    """Draws a number of each instance over time, as a line with the means over short time bins. With many instances,
+    the lines of one role share a colour and a label. ax: matplotlib axes. levels: rows of the table of levels. title:
+    title of the y axis. value: computes the number for each row of `levels`.
     """
     times_ns, values = levels["time_ns"], value(levels)
     codes, names = levels.words("instance_id")
@@ -191,7 +191,7 @@ def draw_levels(ax: Any, levels: Columns, title: str, value: Callable[[Columns],
 
 def binned(times_ns: Array, values: Array, end_ns: int, num_bins: int = NUM_BINS) -> tuple[list[float], list[float]]:
     """The middles in s of num_bins equal time bins from 0 to end_ns, and the mean in each bin. times_ns: times of
-    `values`, ascending. A value holds from its time until the next value's time.
+    `values`, ascending. A value holds from its time until the next value's time. Before the first time, the value is 0.
     """
     width = max(1, end_ns) / num_bins
     at = np.minimum(np.append(times_ns, end_ns), end_ns)

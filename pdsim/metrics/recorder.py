@@ -64,8 +64,12 @@ _ATTEMPT_FIELDS = (
 
 
 class Recorder:
-    """Fills the records of a run. The driver calls a method at the time of its event, and names the request by the id
-    of its present attempt: each retry of a request is an attempt with an id of its own.
+    """Fills the records of a run. A method is called for each event, in the order of the events' times (in real mode
+    after the run, from logs).
+
+    Most methods name a request by the id of its present attempt: each retry of a request is an attempt with an id of
+    its own. on_arrival, on_media, on_embeddings_read, on_first_token, on_output and on_end get the client's id, which
+    is also the id of the first attempt.
     """
 
     def __init__(self, own_gaps: OwnGaps | None = None) -> None:
@@ -132,8 +136,10 @@ class Recorder:
         record.encode_start_ns, record.encode_end_ns, record.embeddings_ns = start_ns, end_ns, now_ns
 
     def on_embeddings_read(self, request_ids: Iterable[int], server_id: str, now_ns: int) -> None:
-        """Records that a vLLM server has read embeddings of one item. request_ids: the client's ids of all requests
-        with this item. Those that the server has queued but not begun may have waited for the read.
+        """Records that a vLLM server has read embeddings of one item. now_ns becomes the time of embeddings
+        (embeddings_ns) of each request with this item that is routed to the server, is encoded and has not begun its
+        prefill, because such a request may have waited for the read. request_ids: the client's ids of all requests with
+        this item.
         """
         for request_id in request_ids:
             record = self._requests.get(self._attempts.get(request_id, request_id))
@@ -244,7 +250,7 @@ class Recorder:
 
     def _on_decode(self, step: DecodeStep, row: StepRecord) -> StepRecord:
         """Records a gap for each request that has waited since its last token: the token came before the first of these
-        decode steps began. Returns `row`, the record of the steps, with the number of these requests.
+        decode steps began. Returns `row`, the record of the steps, with the number of these requests in num_resumed.
         """
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
         pauses: list[TokenGap] = []
@@ -270,7 +276,7 @@ class Recorder:
 
     def _on_micro_batch(self, step: MicroBatchStep, row: StepRecord) -> StepRecord:
         """Records a decode step of one micro-batch. Each gap lasts from the request's last token to the step's end.
-        Returns `row`, the record of the step, with the number of gaps.
+        Returns `row`, the record of the step, with the number of requests, which is the number of gaps, in num_resumed.
         """
         end_ns = row.start_ns + row.duration_ns
         gaps_ns = []
@@ -286,8 +292,8 @@ class Recorder:
 
     def _on_verified(self, step: DecodeStep, row: StepRecord, verified: Verified) -> StepRecord:
         """Records a decode step that verified drafts. A request may get several tokens at once, and its ITL divides the
-        time since its last token among them. Returns `row`, the record of the step, to which the number of such token
-        gaps is added.
+        time since its last token among them. Returns `row`, the record of the step, with the number of requests in
+        num_resumed, because token_gaps has the gaps of all of them.
         """
         start_ns, end_ns = row.start_ns, row.start_ns + row.duration_ns
         since = [self._decoded_until_ns.get(row.instance_id, start_ns)] * (step.num_requests - len(step.joined))

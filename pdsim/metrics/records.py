@@ -24,7 +24,7 @@ class RequestRecord:
     """Time when the client sent the request."""
     routed_ns: int | None = None
     """Time when the router chose the instances. After a retry, this field and all later fields are those of the last
-    attempt.
+    attempt, except num_retractions, which counts the retractions of all attempts.
     """
     prefill_id: str = ""
     """Instance that computed the prompt."""
@@ -35,7 +35,9 @@ class RequestRecord:
     prefill_start_ns: int | None = None
     """Time when the request's first forward began."""
     prefill_end_ns: int | None = None
-    """Time when the request's last prefill forward ended."""
+    """Time when the forward with the last chunk of the prompt ended. Forwards that compute the prompt again after a
+    retraction do not change this time.
+    """
     transfer_start_ns: int | None = None
     """Time when the request's first transfer unit left the queue."""
     transfer_end_ns: int | None = None
@@ -69,13 +71,13 @@ class RequestRecord:
     encode_id: str = ""
     """Encode instance whose embeddings arrived last. Empty: no encode instance encoded media of the request."""
     encode_start_ns: int | None = None
-    """Time when the encode instance `encode_id` began to encode the request's media, or found their embeddings in its
-    cache.
+    """Time when the encode instance `encode_id` began to encode its part of the request's media, or found the
+    embeddings in its cache.
     """
     encode_end_ns: int | None = None
-    """Time when the encode instance `encode_id` had encoded the request's media."""
+    """Time when the encode instance `encode_id` had encoded its part of the request's media."""
     embeddings_ns: int | None = None
-    """Time when the last embeddings arrived, so that prefill queued the request."""
+    """Time when the last embeddings arrived, so that prefill could begin the request."""
     own_itl_ms: tuple[float, ...] = field(default=(), metadata={"in_table": False})
     """Percentiles in ms of the gaps between the request's tokens, in the order of own_gaps.OWN_ITL. Empty: the run did
     not record them.
@@ -102,7 +104,9 @@ class StepRecord:
     duration_ns: int
     """Duration of all steps of the record together."""
     first_ns: int
-    """Duration of the first decode step, or of a forward's first pipeline stage."""
+    """Duration of the first decode step. For a forward, or a decode step with pipeline stages: duration of the first
+    stage.
+    """
     num_steps: int
     """Number of steps; 1 for prefill and encode."""
     num_requests: int
@@ -111,13 +115,14 @@ class StepRecord:
     """Number of tokens that all steps of the record compute or generate."""
     num_context_tokens: int
     """Prefill: number of tokens that were cached or computed before. Decode: number of KV tokens that the first of the
-    record's steps reads.
+    record's steps reads. Encode: 0.
     """
     growth_ns: float
     """Time by which each decode step takes longer than the step before."""
     num_resumed: int = 0
-    """Number of requests that have a longer gap before the record's first step, because they got no token in the step
-    before. RunRecords.token_gaps has the length of the gap.
+    """Number of requests whose gap before their token of the record's first step is in RunRecords.token_gaps,
+    because their last token did not come directly before the step. If the step verified drafts or computed a
+    micro-batch: all requests of the batch.
     """
     copying_ns: int = 0
     """Time before the step in which KV of retracted requests moves to or from host memory, or cached KV is written
@@ -129,7 +134,8 @@ class StepRecord:
 
 @dataclass(slots=True)
 class TransferRecord:
-    """A transfer unit: KV that one transfer worker sends from a prefill to a decode instance at once.
+    """A transfer unit: KV that one transfer worker sends from a prefill to a decode instance at once. Also KV of an
+    ended request that returns from a decode to a prefill instance.
 
     The unit waits from queued_ns to start_ns. Then come the set-up, a wait while the engine serves other transfers
     (line), and the posting of descriptors. In the rest of the time until end_ns, the bytes move at the speed of their
@@ -151,7 +157,8 @@ class TransferRecord:
     is_last: bool
     """True: the unit is the request's last, and carries the first token."""
     queued_ns: int
-    """Time when the prefill instance planned the unit and put it into the queue of a transfer worker."""
+    """Time when the sending instance planned the unit. A unit from prefill then joins the queue of a transfer worker.
+    """
     start_ns: int
     """Time when a transfer worker began with the unit."""
     end_ns: int
@@ -171,8 +178,9 @@ class TransferRecord:
 
 
 class TokenGap(NamedTuple):
-    """A time between two tokens of some requests that is not the duration of one decode step. The time is longer after
-    a retraction or during a prefill forward. A step that gives several tokens at once also makes such a gap.
+    """A gap between two tokens of some requests that StepRecord does not give. After a retraction, a prefill forward or
+    a copy of KV, the gap is longer than the decode step that ends it. Each gap before a step that verified drafts, or
+    before a step of a micro-batch, has a record, too.
     """
 
     duration_ns: int
@@ -292,20 +300,23 @@ class RunRecords:
     levels: Collection[LevelRecord] = field(default_factory=LevelRows)
     """Requests and pages of each instance over time. Empty: the run did not record them."""
     token_gaps: list[TokenGap] = field(default_factory=list)
-    """Gaps between tokens that are not the duration of one decode step. `steps` has all other gaps."""
+    """Gaps between tokens that `steps` does not give: `steps` has those that are the duration of one decode step. Empty
+    if the records were read from a run folder.
+    """
     token_groups: list[Run] | None = None
     """Times in ns between groups of tokens that a server sends together (stream interval), over all finished requests.
     Each item is a `Run` of pdsim.metrics.distribution, a series of times. Its weight is the number of tokens per group.
-    None: each token is sent alone.
+    None: each token is sent alone, or the records were read from a run folder.
     """
     host_copies: list[HostCopyRecord] = field(default_factory=list)
-    """Copies to and from host caches and storage. Empty: there are no host caches."""
+    """Copies to and from host caches and storage. Empty: there were none, or the records were read from a run folder.
+    """
     servers: list[ServerRecord] = field(default_factory=list)
-    """Roles of the servers over time. Empty: the cluster is not elastic."""
+    """Roles of the servers over time. Empty: the cluster is not elastic, or the records were read from a run folder."""
 
     def without_first(self, num_requests: int) -> "RunRecords":
-        """The records without the num_requests requests that arrived first. Steps and transfers stay those of the whole
-        run.
+        """The records without the num_requests requests that arrived first. Steps, transfers and all other records stay
+        those of the whole run.
         """
         requests = sorted(self.requests, key=lambda request: (request.arrival_ns, request.request_id))
         return replace(self, requests=requests[num_requests:])

@@ -157,10 +157,12 @@ fields may be missing.
 _NUMBERS = re.compile(
     r"duration|total_\w+|\w+_throughput|pdsim\.(failed|unfinished|retractions|retries|events|transfers|\w+_steps)"
 )
-"""Pattern of fields that are numbers in the summary of every run."""
+"""Pattern for the names of summary fields that are numbers, never null."""
 _METRIC = re.compile(r"(mean|median|std|min|max|p[0-9.]+)_.+|.*concurrency|pdsim\.\w+_(tokens|bytes|s|rate)")
 _IN_ROWS = {row.field for row in SUMMARY_ROWS}
-"""Names of the summary fields in SUMMARY_ROWS. In a summary, these fields may be null: there was nothing to measure."""
+"""Names of the summary fields in SUMMARY_ROWS. In a summary, these fields may be null if there was nothing to measure,
+except those that _SUMMARY_TYPES or _NUMBERS has, too.
+"""
 
 
 def _require_types(path: Path, summary: Mapping[str, Any]) -> None:
@@ -237,7 +239,9 @@ class RunTables:
 
     @property
     def steps(self) -> Any:
-        """Table with a row for each prefill forward, and for each run of decode steps of one batch."""
+        """Table with a row for each forward of prefill or of an encode instance, and for each series of decode steps of
+        one batch.
+        """
         return self._frame("steps")
 
     @property
@@ -251,9 +255,10 @@ class RunTables:
         return self._frame("levels")
 
     def tail(self: HasRecords, metric: TailMetric = "ttft", *, percent: float = 1.0) -> "Tail":
-        """The slowest `percent` % of the requests by a metric, grouped by the part of their time that is longest
-        compared with other requests. Full pools are found as a cause only if the run recorded the pages of instances
-        over time.
+        """The slowest `percent` % of the finished requests by a metric (at least one request), grouped by cause: the
+        part of a request's time that exceeds the median of all finished requests by most. Full pools are found as a
+        cause only if the run recorded the pages of instances over time. Raises ValueError for an unknown metric, or if
+        `percent` is not above 0 and at most 100.
         """
         from pdsim.metrics.explanation.tail import tail  # noqa: PLC0415  numpy, which only analyses need
 

@@ -103,11 +103,11 @@ def tpot_ms(request: RequestRecord) -> float:
 
 
 def itl_samples(records: RunRecords) -> RunSamples:
-    """Gaps between tokens in ms. Each decode step is a gap of every request in its batch. If a request's last token did
-    not come directly before the step, its gap is longer, and comes from RunRecords.token_gaps.
+    """Gaps between tokens in ms. Each decode step is a gap of every request in its batch, except of the step's
+    num_resumed requests, whose gaps come from RunRecords.token_gaps. Tokens that come together share the gap equally.
 
-    With a stream interval above 1 (number of tokens that the server sends to the client together), the tokens that
-    reach the client together share the time since the tokens before them.
+    With a stream interval above 1 (number of tokens that the server sends to the client together), only gaps of
+    finished requests count. The tokens that reach the client together share the time since the tokens before them.
     """
     return RunSamples(_gaps(records) if records.token_groups is None else _gaps_in_groups(records.token_groups))
 
@@ -296,12 +296,12 @@ def by_client(summary: Mapping[str, Any], client: Client) -> dict[str, Any]:
 
 
 _SHARE = 0.05
-"""The queue counts as growing only if more than this share of the requests that should have ended in the second half of
-the run had not ended. A smaller share may come from a burst at the end.
+"""The queue counts as growing only if the number of requests that ended in the second half of the arrival time is lower
+than the number due by more than this share of the number due. A smaller lack may come from a burst at the end.
 """
 _DEVIATIONS = 3
-"""Number of standard deviations of the number of arrivals. If the requests that ended in a run's second half are too
-few by at most this number, the lack counts as chance.
+"""Number of standard deviations of the number of arrivals. If the requests that ended in the second half of the arrival
+time are too few by at most this number of deviations, the lack counts as chance.
 """
 _NUM_WINDOWS = 8
 """Number of windows into which the time of the arrivals is divided, to see how much the number of arrivals varies."""
@@ -313,12 +313,14 @@ def is_saturated(requests: Sequence[RequestRecord]) -> bool:
 
 
 def queue_grows(arrivals_ns: Sequence[int], ends_ns: Sequence[int]) -> bool:
-    """True if the queue of an open loop grows: in the second half of the run, clearly fewer requests ended than were
-    due. Latencies then depend on the length of the run. False if all requests arrived at once.
+    """True if the queue of an open loop grows: in the second half of the time from the first to the last arrival,
+    clearly fewer requests ended than were due. Latencies then depend on the length of the run. False if all requests
+    arrived at once, or there are none.
 
-    A request is due a median latency after its arrival, so a rising rate does not count as a growing queue. A burst at
-    the end does not count either, if it is within the variation of arrivals. If requests take about as long as the
-    arrivals last, the run is too short to tell, and counts as saturated.
+    A request is due a lag after its arrival, so a rising rate does not count as a growing queue. The lag is the median
+    latency of requests that arrived in the first half and ended, but at most a quarter of the arrival time. Because of
+    this limit, a run whose requests take about as long as the arrivals last counts as saturated: it is too short to
+    tell. A burst at the end does not count as a growing queue if it is within the variation of arrivals.
 
     ends_ns: end of each request in the order of arrivals_ns; 0 or less: it did not end.
     """

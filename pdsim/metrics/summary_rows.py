@@ -1,7 +1,7 @@
 """The numbers of a summary that are shown to users: their order, units and precision.
 
-If step times were not measured on a server, a number has a range: its smallest and largest value over runs with the
-fastest and slowest step times.
+If step times were not measured on a server, a number has a range: its smallest and largest value over the run and its
+repetitions with the fastest and the slowest step times.
 """
 
 import re
@@ -34,7 +34,8 @@ class SummaryRow:
     def value(self, summary: Mapping[str, Any]) -> float | None:
         """The row's number in a summary.
 
-        0: the run did not count this quantity. None: the number is not known, or is a time that no request has.
+        0: the run did not count this quantity. None: a summary of another tool lacks the number, or the number is a
+        time that no request has.
         """
         value: Any = summary
         for key in self.field.split("."):
@@ -112,8 +113,8 @@ _IF_ANY = {
 
 
 def rows_to_show(summaries: Iterable[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
-    """All rows of a table of summaries, each with the values of all runs. Leaves out rows of rare events (_IF_ANY) that
-    are 0 in every run.
+    """Rows of a table that shows the summaries of some runs: each row with its value in each run, in order. Rows of
+    _IF_ANY are left out if their value is 0 or unknown in every run.
     """
     summaries = list(summaries)
     rows = [(row, [row.value(summary) for summary in summaries]) for row in SUMMARY_ROWS]
@@ -188,19 +189,22 @@ RANGED_FIELDS = (
     *(f"{statistic}_{time}_ms" for time in _TIMES for statistic in ("mean", "median", "p90", "p95", "p99")),
 )
 RANGED = tuple(row for row in SUMMARY_ROWS if row.field in RANGED_FIELDS)
-"""Rows of the summary whose numbers may have a range: the smallest and the largest value over the runs with the fastest
-and with the slowest step times.
+"""Rows of the summary whose numbers may have a range: the smallest and the largest value over a run and its repetitions
+with the fastest and with the slowest step times.
 """
 HEADLINES = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms", "output_throughput")
-"""The summary fields that are shown where there is no room for all summary fields."""
+"""Summary fields whose ranges are shown if a terminal has no room for those of all RANGED fields. A very narrow
+terminal shows only the first of these fields.
+"""
 
 Ranges = Mapping[str, Sequence[float]]
 """Smallest and largest value, by summary field."""
 
 
 def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """[Smallest, largest] value of each field over the given summaries: those of a run, and of its repetitions with the
-    fastest and slowest step times. A field that one of the summaries lacks is left out.
+    """[Smallest, largest] value of each field of RANGED_FIELDS over the given summaries: those of a run, and of its
+    repetitions with the fastest and slowest step times. A field that one of the summaries lacks, or has as null, is
+    left out.
     """
     values = {field: [summary.get(field) for summary in summaries] for field in RANGED_FIELDS}
     known = {field: [float(value) for value in found if value is not None] for field, found in values.items()}
@@ -208,9 +212,9 @@ def ranges(summaries: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def ranges_of(summary: Mapping[str, Any]) -> Ranges:
-    """Returns the ranges in a summary: for each field, the smallest and the largest value over two further runs, one
-    with the fastest and one with the slowest step times. Empty: the run's step times were measured, so there are no
-    such runs.
+    """Returns the ranges in a summary: for each field, the smallest and the largest value over the run and two further
+    runs, one with the fastest and one with the slowest step times. Empty: these two runs were not made, because step
+    times were measured, the run was interrupted, or the user wanted no ranges.
     """
     found: Ranges = summary.get("pdsim", {}).get("interval") or {}
     return found
@@ -241,8 +245,9 @@ def range_text(row: SummaryRow, found: Ranges, *beside: float | None) -> str:
 
 
 def between(field: str, found: Ranges, beside: str = "") -> str:
-    """A note for a number: a text, then the number's range with its unit, such as "p99 2 s, 1.2 to 3.4 s". Without a
-    range: the text alone. field: the number's summary field. found: ranges by field. beside: the text.
+    """A note for a number: a text, then the number's range, such as "p99 2.00 s, 1.20 to 3.40 s". Ranges of times have
+    a unit, other ranges have none. Without a range: the text alone. field: the number's summary field. found: ranges by
+    field. beside: the text; empty: the range alone.
     """
     if field not in found:
         return beside

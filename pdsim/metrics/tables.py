@@ -123,7 +123,7 @@ def stored_records(folder: Path) -> RunRecords:
 
 def checked_table(folder: Path, name: str) -> Any:
     """Reads a table of a run folder, one of TABLES. Raises RunFolderError if the table is missing or damaged, or if a
-    column does not have the type of its field.
+    column does not have the type of its field, lacks values that every record has, or has a word outside _WORDS.
     """
     table = stored_table(folder, name)
     for column in table.schema:
@@ -133,7 +133,8 @@ def checked_table(folder: Path, name: str) -> Any:
 
 def records_in(folder: Path, name: str, table: Any) -> list[Any]:
     """Makes a record of each row of an Arrow table. folder: the run folder. name: name of the table, which selects the
-    kind of record. Raises RunFolderError if the table has columns that the record lacks.
+    kind of record. Raises RunFolderError if the table has columns that the record lacks, or lacks columns that every
+    record needs.
     """
     kind, names = KINDS[name], table.column_names
     rows = zip(*map(_values, table.columns), strict=True)
@@ -163,8 +164,9 @@ _WORDS = {
 
 
 def _require_column(path: Path, table: Any, column: Any, hint: Any) -> None:
-    """Raises RunFolderError if a column does not have the type of its field, or lacks values that every record has.
-    path: file of the table. hint: type of the field; None: the field is unknown, and nothing is checked.
+    """Raises RunFolderError if a column does not have the type of its field, lacks values that every record has, or has
+    a word outside _WORDS. A table without rows is not checked. path: file of the table. hint: type of the field; None:
+    the field is unknown, and nothing is checked.
     """
     from pyarrow import types  # noqa: PLC0415
 

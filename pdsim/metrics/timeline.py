@@ -120,8 +120,8 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
     """Yields the timeline's events of transfers: each transfer is a slice on the track of its worker, and contains
-    slices for the causes of delay. Counters show the number of transfers in flight on each path. process: number of
-    each instance's process.
+    slices for the causes of delay. A wait for the staging ring is shown at the target instance. Counters show the
+    number of transfers in flight on each path. process: number of each instance's process.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
@@ -153,9 +153,10 @@ def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int
 
 
 def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Event]:
-    """Yields slices for the grants and merges of decode, and two arrows per request. The first arrow leads from the
-    grant to the prompt's first forward; if the forward began before the grant, it leads to the transfer worker. The
-    second arrow leads from the worker to the merge. process: number of each instance's process.
+    """Yields slices for the grants and merges of decode, and up to two arrows per finished disaggregated request. The
+    first arrow leads from the grant to the prompt's first forward. If the forward began before the grant, the arrow
+    leads to the request's last transfer unit, unless this unit began before the grant, too. The second arrow leads from
+    the last transfer unit to the merge. process: number of each instance's process.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}

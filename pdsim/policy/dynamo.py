@@ -1,4 +1,5 @@
-"""The KV router of Dynamo. It picks the instance with the lowest cost, counted in blocks. A block is a page.
+"""The KV router of Dynamo. It picks the instance with the lowest cost, counted in blocks. A block is a page. With
+router_temperature, it draws an instance at random instead, where lower costs are more probable.
 
 Rule and defaults of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/selector/default.rs (worker_logit,
 softmax_sample_index, minimum_cost_index at 07a6c9c) and components/src/dynamo/common/configuration/groups/
@@ -31,9 +32,9 @@ class DynamoKv:
     overlap_score_credit: float = 1.0
     """Number of blocks by which a cached block lowers the cost."""
     overlap_score_credit_decay: float = 0.0
-    """Lowers the credit that an instance gets for cached blocks of the prompt, if the instance has more uncached prompt
-    tokens to compute than the instance with the fewest. 1: the credit is halved if the difference is as large as the
-    prompt.
+    """Lowers the credit that an instance gets for cached blocks of the prompt (with kv_events: for blocks in GPU
+    memory), if the instance has more uncached prompt tokens to compute than the instance with the fewest. 1: the credit
+    is halved if the difference is as large as the prompt.
     """
     prefill_load_scale: float = 1.0
     """Weight of blocks to compute, relative to blocks in use."""
@@ -43,9 +44,9 @@ class DynamoKv:
     """True: the router knows by KV events which blocks the instances have, in GPU and in host memory
     (--router-kv-events, Dynamo's default). False: the router remembers the prompts that it sent."""
     host_cache_hit_weight: float = 0.75
-    """Discount on the cost, in blocks, for each block that host memory has (lib/kv-router/src/scheduling/overlap.rs).
-    With kv_events only. Blocks in storage give no discount, because SGLang's events name GPU and host memory only
-    (0.5.23, mem_cache/unified_cache/unified_tree_core.py:2438).
+    """Discount on the cost, in blocks, for each block of the prompt that only host memory has, behind those in GPU
+    memory (lib/kv-router/src/scheduling/overlap.rs). With kv_events only. Blocks in storage give no discount, because
+    SGLang's events name GPU and host memory only (0.5.23, mem_cache/unified_cache/unified_tree_core.py:2438).
     """
     router_temperature: float = 0.0
     """Temperature of a softmax over costs that are scaled to [0, 1]. 0: the instance with the lowest cost is picked."""

@@ -32,15 +32,15 @@ class _Sessions(BoundSessions):
     """Remembers the instance of each session, and gives this instance the highest score."""
 
     turn: int = 0
-    """Number of sessions that got an instance so far, for taking turns."""
+    """How often the score 1 went to one of the instances with the fewest sessions, for taking turns."""
     looked_ns: int = 0
-    """Time in ns of the last search for sessions to forget."""
+    """Time in ns for which the last removal of old sessions was due, a multiple of _SWEEP_NS."""
 
     def scores(self, view: RoutingView, offered: Sequence[InstanceLoad], ttl_ns: int) -> list[float]:
         """Returns a score for each instance of `offered`: 1 for the session's instance, 0 for every other instance. If
-        the session is new, or its instance is not offered, the score 1 goes to one of the instances with the fewest
-        sessions, to each of these in turn. ttl_ns: a session is forgotten if this time has passed since its last
-        request; 0: never.
+        the request has no session, its session is new, or the session's instance is not offered, the score 1 goes to
+        one of the instances with the fewest sessions, to each of these in turn. ttl_ns: a session is forgotten if more
+        than this time has passed since its last request, at the next removal (every _SWEEP_NS); 0: never.
         """
         looked_ns = view.now_ns // _SWEEP_NS * _SWEEP_NS
         if looked_ns > self.looked_ns and ttl_ns:
@@ -85,14 +85,14 @@ class LlmD:
     new, or this instance is not offered, 1 for the instance with the fewest sessions (algorithm session_id_header)."""
     session_ttl_ns: int = 600 * _SECOND_NS
     """A session is forgotten if this time has passed since its last request arrived. The router looks for such sessions
-    every 30 s.
+    every 30 s. 0: sessions are never forgotten.
     """
     affinity_threshold: float = 0.0
     """Minimum cached share of a prompt. If some instances reach it, only these instances are scored
     (prefix-cache-affinity-filter; 0.8 in the guide). 0: all instances are scored."""
     max_ttft_penalty_ns: int = 18 * _SECOND_NS
-    """Maximum additional queueing time for a cached prompt. The shortest queueing time among the instances that reach
-    affinity_threshold may exceed the shortest among the other instances by this time. If it exceeds it by more, all
+    """Maximum additional queueing time for a cached prompt: by how much the shortest queueing time among the instances
+    that reach affinity_threshold may exceed the shortest among the other instances. If the difference is larger, all
     instances are scored. 0: no maximum.
     """
     peak_prefill_tokens_per_s: float = 15928.0
@@ -130,7 +130,9 @@ class LlmD:
         return self.session_affinity_scorer > 0
 
     def num_credited_tokens(self, num_device_tokens: int, num_host_tokens: int) -> int:
-        """Number of prompt tokens that the router does not count as work of the instance that gets the prompt.
+        """Number of prompt tokens that the router does not count as work of the instance that gets the prompt:
+        num_device_tokens, plus cpu_weight times num_host_tokens, rounded down.
+
         num_device_tokens: the prompt's first tokens that GPU memory has. num_host_tokens: the following tokens that
         only host memory has.
         """

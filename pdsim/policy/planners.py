@@ -46,9 +46,9 @@ class ThroughputPlanner:
     its options `min_gpu_budget` and `max_gpu_budget` are equal.
     """
     _input_tokens: float = field(default=0.0, init=False)
-    """Mean tokens per prompt in the last interval with arrivals. 0: nothing arrived."""
+    """Mean tokens per prompt in the last interval with arrivals. 0: no request has arrived yet."""
     _output_tokens: float = field(default=0.0, init=False)
-    """Mean tokens per output in the last interval in which requests finished. 0: none finished."""
+    """Mean tokens per output in the last interval in which requests finished. 0: no request has finished yet."""
 
     def __post_init__(self) -> None:
         step_ns = self.decode_base_ns + self.decode_request_ns + self.decode_kv_token_ns
@@ -127,8 +127,8 @@ def _within(wanted: Servers, least: int, most: int) -> Servers:
 @dataclass
 class SpareSaturation:
     """Adds a server to a role whose servers have little spare capacity, and removes a server if the others would still
-    have enough. While a server starts or changes its role, nothing is added or removed (`CalculateSaturationTargets`).
-    If both roles need a server and GPUs are left for one, prefill gets it.
+    have enough. While a server starts, drains or changes its role, nothing is added or removed
+    (`CalculateSaturationTargets`). If both roles need a server and GPUs are left for one, prefill gets it.
 
     The rule is the first analyzer of llm-d's Workload Variant Autoscaler (llm-d-incubation/workload-variant-autoscaler,
     commit 36587f8, `internal/saturation/analyzer.go`). llm-d judges each server, and has no roles. This policy judges
@@ -146,7 +146,7 @@ class SpareSaturation:
     added."""
     queue_spare_trigger: float = 3.0
     """Minimum number of further requests that could wait before a server is saturated: queue_threshold minus the mean
-    number of waiting requests. Below this number, a server is added.
+    number of waiting requests per server. Below this number, a server is added.
     """
     keep_servers: bool = False
     """True: servers change their roles, but no server starts or stops."""

@@ -107,9 +107,9 @@ def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[
 
 @dataclass
 class CacheAwareOrder:
-    """Base class of orders that look up all waiting prompts in the prefix cache. Sorting reorders the queue itself, so
-    prompts that compare equal keep their order of the previous forward. Without a prefix cache, prompts stay in the
-    order of arrival (fcfs).
+    """Base class of orders that look up all waiting prompts in the prefix cache. The core reorders the queue itself by
+    these orders, so prompts of equal rank keep the order in which the last sort left them. Without a prefix cache, the
+    order is fcfs.
     """
 
     sorts_long_queues: ClassVar[bool] = False
@@ -128,8 +128,8 @@ class CacheAwareOrder:
 
 @dataclass
 class LongestPrefixFirst(CacheAwareOrder):
-    """Computes the prompt with the longest cached prefix first (SGLang's lpm). A prompt that begins like an earlier
-    waiting prompt comes last, because the cache will soon have this beginning.
+    """Computes the prompt with the longest cached prefix first (SGLang's lpm). A prompt with at most 32 cached tokens
+    comes last if an earlier such prompt has the same first 32 tokens, because the cache will soon have these tokens.
     """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:
@@ -143,7 +143,8 @@ class LongestPrefixFirst(CacheAwareOrder):
 class HighestResponseRatioFirst(CacheAwareOrder):
     """Computes the prompt with the highest response ratio first (SGLang's hrrn). The response ratio is the number of
     tokens that the instance has computed for any prompts since the prompt joined the queue, divided by the prompt's own
-    uncached tokens. Among equals: the order of arrival (SGLang: of client ids).
+    uncached tokens. Among equals: the order of arrival (SGLang: of client ids). A prompt with at most 32 cached tokens
+    comes last if an earlier such prompt has the same first 32 tokens.
     """
 
     def _ranks(self, waiting: list[QueuedPrefill], view: PrefillView) -> dict[int, Rank]:

@@ -118,8 +118,8 @@ class CacheAware:
 @dataclass
 class QueueLimit:
     """Limits the number of requests that wait for their first token, by SGLang's rule (--max-queued-requests). At the
-    limit, an arriving request is refused. If waiting requests have a lower priority, one of them is refused instead:
-    among those of the lowest priority, the request that came last.
+    limit, an arriving request is refused. If waiting requests have a lower priority than the arriving request, one of
+    them is refused instead: among those of the lowest priority, the request that came last.
     """
 
     max_queued_requests: int
@@ -168,7 +168,9 @@ class LengthAndQueue:
     max_local_prefill_length: int = 1000
     """Maximum number of uncached tokens of a prompt that decode computes itself."""
     max_prefill_queue_size: int = 2
-    """Number of prompts at which prefill's queue counts as full. Decode then computes further prompts itself."""
+    """Number of prompts that wait on all prefill instances together at which the queue counts as full. Decode then
+    computes further prompts itself. One prompt of each prefill instance does not count, because it is being computed.
+    """
 
     def __post_init__(self) -> None:
         if self.max_local_prefill_length < 0 or self.max_prefill_queue_size < 1:

@@ -14,7 +14,8 @@ class LoadThresholds:
     role gets another server. Below the lower threshold, the role loses a server.
 
     If all GPUs are in use, an overloaded role takes a server from the other role, but only if the other role's load is
-    below its own lower threshold.
+    below its own lower threshold. If both roles are overloaded, prefill goes first. Each role keeps at least one
+    server.
     """
 
     prefill_queue_scale_up: float = 5.0
@@ -56,7 +57,8 @@ class Forecast:
     keep_servers: bool = False
     """True: the policy divides all servers between the roles. No server starts or stops."""
     _last: tuple[float, float] | None = field(default=None, init=False)
-    """Load of the last interval: (prompt tokens per second, number of decoding requests). None: there was no interval.
+    """Load at the last decision: (prompt tokens that arrived per second since the decision before, number of unfinished
+    requests on decode). None: there was no decision yet.
     """
 
     def __post_init__(self) -> None:
@@ -70,8 +72,9 @@ class Forecast:
         return self._shared(view, tokens_per_s / self.prefill_token_rate_per_s, requests / self.decode_requests)
 
     def _shared(self, view: ScalingView, prefill: float, decode: float) -> Servers:
-        """Rounds the needed numbers of servers (`prefill`, `decode`) up. If their sum exceeds view.max_servers, or
-        keep_servers is set, divides all servers in proportion.
+        """Returns the needed numbers of servers (`prefill`, `decode`), rounded up to at least 1. If their sum exceeds
+        view.max_servers, divides view.max_servers in proportion. If keep_servers is set, divides the present servers in
+        proportion; without load, returns the present numbers.
         """
         wanted = Servers(max(1, ceil(prefill)), max(1, ceil(decode)))
         total = view.prefill.num_servers + view.decode.num_servers if self.keep_servers else view.max_servers

@@ -34,7 +34,9 @@ class SessionAffinity:
     ttl_ns: int = 600 * _SECOND_NS
     """Time for which a session without unfinished requests keeps its instance."""
     otherwise: RoutingPolicy = field(default_factory=DynamoKv)
-    """Policy that picks an instance if the session has none yet, as for the first request of a session."""
+    """Policy that picks an instance if the session has none that accepts requests, as for the first request of a
+    session, and for requests without a session.
+    """
     scope: Scope = "agent"
     """Sessions of an agent run. agent: each agent has a session of its own, as coding agents name their sessions
     (X-Dynamo-Session-ID). siblings: all sub-agents share one session, and the run's own agent has another session
@@ -140,8 +142,8 @@ class StickyLeastLoaded:
 
 @dataclass(slots=True)
 class _Place:
-    """The instances to which a session was sent, in the order of their first request of the session, and the time of
-    the session's last request.
+    """The last instances that were chosen for a session, at most two, the older choice first; and the time of the
+    session's last request.
     """
 
     instance_ids: list[str]
@@ -191,8 +193,8 @@ class Manual:
         return chosen
 
     def _place(self, session: int, now_ns: int) -> _Place:
-        """Records that a session is used now, and returns its place with the instances. The place has no instances if
-        the session is new or was forgotten.
+        """Returns the _Place of a session (its instances), and sets its last_ns to now_ns. If the session is new or was
+        forgotten, returns a new _Place without instances.
         """
         place = self._places.get(session)
         if place is None or self._forgets(place, now_ns):

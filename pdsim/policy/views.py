@@ -62,8 +62,8 @@ class QueuedPrefill(QueuedRequest, Protocol):
 
     @property
     def num_asked_tokens(self) -> int:
-        """Maximum number of output tokens that the client requests. Prefill instances always see 1, as in SGLang
-        (disaggregation/prefill.py:482).
+        """Maximum number of output tokens that the client requests. Prefill instances, as in SGLang
+        (disaggregation/prefill.py:482), and aggregated instances of vLLM always see 1.
         """
 
 
@@ -84,8 +84,10 @@ class PrefillView(InstanceView, Protocol):
 
     @property
     def waiting(self) -> Collection[QueuedPrefill]:
-        """Waiting prompts. A prefill instance has them in the order of decode's grants, an aggregated instance in the
-        order of arrival or retraction.
+        """Waiting prompts in queue order. A prompt joins the end of the queue: on a prefill instance after decode's
+        grant, or on arrival if it may begin without a grant; on an aggregated instance on arrival or retraction.
+        Preempted prompts of vLLM, and prompts that stop because others have a grant, join at the front. A policy that
+        sorts by cached tokens also sorts the queue.
         """
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
@@ -125,8 +127,8 @@ class SendingPrefill(Protocol):
 
 
 class QueuedDecode(QueuedRequest, Protocol):
-    """A request of a decode or an aggregated instance, as policies see it: queued, waiting for its KV, running or
-    retracted.
+    """A request of a decode or an aggregated instance, as policies see it: queued, waiting for its KV, ready to run,
+    running or retracted.
     """
 
     @property
@@ -235,8 +237,8 @@ class InstanceLoad(Protocol):
 
     @property
     def num_queued(self) -> int:
-        """Number of waiting requests when the router last read metrics. 0 if the routing policy has no
-        metrics_interval_ns.
+        """Number of waiting and retracted requests when the router last read metrics. 0 if no routing policy of the
+        router has a metrics_interval_ns above 0.
         """
 
     @property
@@ -284,8 +286,9 @@ class RoutingView(Protocol):
         """
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of prompt tokens that this instance still has to compute for routed requests. Excludes tokens that the
-        router assumed to be cached when it routed the request.
+        """Number of prompt tokens of routed requests that this instance still has to compute. Excludes tokens that the
+        router assumed to be cached when it routed the request. A partly computed prompt counts like one that has not
+        begun.
         """
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:
@@ -326,7 +329,7 @@ class HeldRequest(Protocol):
 
 
 class SheddingView(Protocol):
-    """The unfinished requests of the router, at the moment when a new request arrives."""
+    """View of the router for shedding policies, at the moment when a new request arrives."""
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
@@ -355,7 +358,9 @@ class RoleSeen(Protocol):
 
     @property
     def num_servers(self) -> int:
-        """Number of servers that have the role, that start up in the role, or that change to the role."""
+        """Number of servers that serve in the role, start up in the role, or drain in order to change to the role.
+        Excludes servers that drain in order to leave the role.
+        """
 
     @property
     def num_serving(self) -> int:

@@ -31,7 +31,9 @@ _OF_SGLANG = (
 
 
 def of_its_engine(scenario: "Scenario") -> str:
-    """Names a setting that the scenario's engine lacks, and says why. Empty: the engine has all settings."""
+    """Names a setting that the scenario's engine lacks, or that pdsim does not model with this engine, and says why.
+    Empty: there is none.
+    """
     wrong = _wrong_for_vllm(scenario) if scenario.engine == "vllm" else _wrong_for_sglang(scenario)
     return f"engine {scenario.engine}: {wrong}" if wrong else ""
 

@@ -26,7 +26,7 @@ class LoadOptions:
     """Requests per second, such as 4/s: Poisson arrivals."""
     concurrency: int | None = None
     """Number of requests in flight (closed loop), instead of a rate. The first requests, as many as this number, warm
-    up and do not count.
+    up and do not count. If this number is 1, or more than half of all requests, all requests count.
     """
     requests: int | None = None
     """Number of requests [1,000 with --rate]."""

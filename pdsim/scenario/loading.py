@@ -48,7 +48,8 @@ def write_entries_of(scenario: Scenario, folder: Path) -> None:
 
 
 def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario", text: str = "") -> Scenario:
-    """Makes a scenario from plain data. Raises ConfigError, which lists every mistake.
+    """Makes a scenario from plain data. Raises ConfigError, which lists every wrong field. Of rules that relate several
+    fields (RULES), only the first broken one is reported.
 
     base: folder at which relative paths start. where: name of the data in messages. text: text of the file that has the
     data, from which messages take line numbers; empty: messages have no line numbers.
@@ -78,8 +79,8 @@ def _fields_in(path: Path) -> dict[str, Any]:
 
 def _validated(kind: type[SectionT], data: Any, where: str, text: str = "", base: Path = Path()) -> SectionT:
     """Checks plain data against the class `kind`, and returns an object of the class. Raises ConfigError with a line
-    for each mistake. where: name of the data in messages. text: text of the file with the data, for line numbers. base:
-    folder at which relative paths start.
+    for each wrong field, or for the first number beyond MOST. where: name of the data in messages. text: text of the
+    file with the data, for line numbers. base: folder at which relative paths start.
     """
     for path, found in _numbers(data):
         if abs(found) > MOST and found not in (inf, -inf):  # the field tells what is not finite
@@ -112,8 +113,8 @@ _MOST_SHOWN = 200
 
 def apply_change(data: dict[str, Any], change: str) -> None:
     """Sets the field of plain data that a change names. change: "dotted.path=value", such as "decode.radix_cache=true";
-    the value is YAML. Raises ConfigError if the change has another form, or if its path leads through a value without
-    fields.
+    the value is YAML. Raises ConfigError if the change has another form, if its value is no YAML, or if its path leads
+    through a value without fields.
     """
     path, equals, value = change.partition("=")
     flag = f"--set {change if len(change) <= _MOST_SHOWN else f'{change[:_MOST_SHOWN]}...'}"

@@ -1,4 +1,6 @@
-"""Rules that relate several sections of a scenario, and that hold with every engine."""
+"""Rules that relate several sections of a scenario, and the list of all rules. Most rules of a single engine are in
+engines.py.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -179,8 +181,8 @@ def _of_shared_prompts(scenario: "Scenario") -> str:
 
 
 def _of_stages(scenario: "Scenario") -> str:
-    """A message if the scenario has decode or aggregated servers with pipeline stages, together with a feature that
-    such servers do not offer or that pdsim does not model with stages. Empty: the scenario has no such combination.
+    """A message if decode or aggregated servers have pipeline stages that their engine or pdsim lacks, such as decode
+    servers of vLLM, or that cannot be combined with another setting. Empty: the scenario has no such stages.
     """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.pp == 1:

@@ -252,7 +252,9 @@ class Scenario(Section):
 
     @property
     def engine_warnings(self) -> list[str]:
-        """Warnings about known crashes of the engine's release; the simulation goes on where a server would crash."""
+        """Warnings about known crashes of the engine's release under the scenario's settings. The simulation goes on
+        where a server would crash.
+        """
         if self.decode is None or not self.decode.radix_cache or self.engine_rules != RELEASES["sglang"]["0.5.12"]:
             return []
         dies = "decode.radix_cache: a server of SGLang 0.5.12 crashes when a retracted request continues"
@@ -363,8 +365,9 @@ class Scenario(Section):
     @property
     def uncertain(self) -> tuple[Group, ...]:
         """Groups of times (prefill, decode, outside) that have a range, from the fastest to the slowest server, because
-        no server was measured. If `corner` fixes a group to one end of its range, the group is left out. Empty: no
-        group has a range.
+        no server was measured. If `corner` fixes a group to one end of its range, the group is left out. If the cost
+        was measured on another setup, the measured role is left out, or all groups if both roles were measured. Empty:
+        no group is left.
         """
         outside: tuple[Group, ...] = ("outside",) if self.uncertain_front_end else ()
         found = tuple(group for group in (*self.cost.uncertain, *outside) if group not in (self.corner or {}))
@@ -385,8 +388,8 @@ class Scenario(Section):
 
     @property
     def at_corner(self) -> "Scenario":
-        """A copy of this scenario with the step times at the ends of ranges that its field `corner` names, and without
-        the field `corner`.
+        """This scenario with the times (of steps and front end) at the ends of ranges that its field `corner` names,
+        and without the field `corner`.
         """
         if not self.corner:
             return self

@@ -59,7 +59,7 @@ class ReferenceEntry(NamedTuple):
     """
 
     name: str
-    """Name of the section, kind or file."""
+    """Name of the section, kind or file. An entry for one component or field has the name of the component or field."""
     about: str
     """Text above the entry's table."""
     columns: tuple[str, ...]

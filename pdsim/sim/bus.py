@@ -55,7 +55,7 @@ class Timeline:
         self.num_events = 0
         """Number of events scheduled so far."""
         self.num_watches = 0
-        """Number of events that are due and only look at instances, so that nothing happens because of them."""
+        """Number of scheduled readings of metrics. They do not keep a run from ending (has_ended)."""
         self._queue: list[Any] = Environment()._queue  # noqa: SLF001  not inherited, for it is compiled
 
     def after(self, delay_ns: int, callback: Callback, payload: Any = None, order: EventPriority = FIRST) -> Alarm:
@@ -84,7 +84,7 @@ class Timeline:
 
     @property
     def has_ended(self) -> bool:
-        """True if no event is left that can change the run. Events that only read metrics (num_watches) are ignored."""
+        """True if no event is left besides readings of metrics (num_watches). A cancelled alarm counts as an event."""
         return len(self._queue) == self.num_watches
 
 
@@ -102,7 +102,7 @@ class Driver:
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the speed at which the instance's loop runs. pace: share of the loop's speed in a run without faults."""
+        """Sets the speed of the instance's loop. pace: the speed as a share of the speed without posting threads."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -135,7 +135,7 @@ class Bus:
         self.drivers: dict[str, Driver] = {}
         """Drivers of all instances by instance id. For a dead instance: the driver of its last life."""
         self.agents: dict[str, Any] = {agent.instance_id: self.recorded(agent) for agent in cluster.agents}
-        """Living senders and receivers, by id."""
+        """Living state machines beside the instances (Cluster.agents), by id."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.Send: self.send,
             m.Tell: self.deliver,
@@ -155,7 +155,9 @@ class Bus:
         return machine if self.journal is None else Recorded(machine, self.journal)
 
     def instance(self, instance_id: str) -> Any:
-        """Returns the instance with this id, dead or alive, without the wrapper that records its calls."""
+        """Returns the instance with this id, without the wrapper that records its calls. If the instance is dead:
+        its last life.
+        """
         instance = self.drivers[instance_id].instance
         return getattr(instance, "inner", instance)
 
@@ -203,8 +205,8 @@ class Bus:
         raise NotImplementedError
 
     def tell_agent(self, to: str, message: m.Message) -> None:
-        """Gives a message to a sender or receiver, and carries out the commands that the sender or receiver returns. No
-        effect if it is dead.
+        """Gives a message to a state machine beside the instances, such as a sender or receiver, and carries out the
+        commands that it returns. No effect if none with this id lives.
         """
         if (agent := self.agents.get(to)) is not None:
             self.carry_out(agent.on_message(message, self.timeline.now_ns))

@@ -25,8 +25,9 @@ used connections."""
 class _Passing:
     """State of a request in the front end, between its arrival and its end.
 
-    stalls: its connection delays the first token (STALL_WITHIN_NS). prefill_answered, streamed: these events have
-    happened. ended: function to call when the client sees the end; None: the request has not ended.
+    stalls: its connection delays the first token (STALL_WITHIN_NS). prefill_answered: prefill has answered the present
+    attempt. streamed: the first token was streamed. ended: function to call when the client sees the end; None: the
+    request has not ended.
     """
 
     stalls: bool
@@ -85,8 +86,8 @@ class FrontEnd:
             self._forward(request_id, passing)
 
     def on_streamed(self, request_id: int) -> None:
-        """Notes that decode has streamed the request's first token, and passes the token to the client if nothing else
-        is awaited.
+        """Notes that an instance has streamed the request's first token. Forwards the token to the client, unless the
+        front end must wait for an answer of prefill.
         """
         passing = self._passing[request_id]
         passing.streamed = True
@@ -106,8 +107,8 @@ class FrontEnd:
             self._finish(request_id, passing)
 
     def _forward(self, request_id: int, passing: _Passing) -> None:
-        """Forwards the first token, if decode has streamed it and prefill has answered. If the request's end has waited
-        for the first token, forwards the end, too.
+        """Forwards the first token, if it was streamed and not forwarded yet. With waits_for_prefill, prefill must have
+        answered, too. If the request's end has waited for the first token, also forwards the end.
         """
         if not passing.streamed or passing.answered_ns is not None:
             return
@@ -167,9 +168,12 @@ class Clients:
         cluster = bus.cluster
         self.num_ended = 0
         self.local: set[int] = set()
-        """Ids of attempts whose prompts a vLLM decode instance computes. Removed when the prompt is computed."""
+        """Ids of attempts whose prompts a decode or aggregated instance of vLLM computes. Removed when the prompt is
+        computed, but not with pipeline stages.
+        """
         self.on_sent: Callable[[int], None] | None = None
-        """Function to call with the id of each request that a client sends. None: the scenario has no faults."""
+        """Function to call with the id of each request that a client sends. None: the scenario has neither
+        faults nor health."""
         self.on_ended: Callable[[RequestRecord], None] | None = None
         """Function to call with each ended request. None: the cluster has no autoscaler."""
         self.cached: Callable[[TokenSequence], tuple[m.CachedTokens, ...]] | None = None

@@ -84,8 +84,8 @@ class Heartbeats:
         """Instances to ask at the next heartbeat. Value: number of heartbeats since the instance died or restarted."""
 
     def watch(self, instance_id: str) -> None:
-        """Begins to send heartbeats to an instance that has just died or restarted. The first is sent at the next
-        multiple of the interval, which may be now.
+        """Begins to ask an instance that has just died or restarted. It is first asked at the next multiple of the
+        interval, which may be now, but not at time 0. No effect if the instance is already being asked.
         """
         if instance_id not in self._watched:
             self._watched[instance_id] = 0

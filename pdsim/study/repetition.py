@@ -1,6 +1,6 @@
-"""Repeats two runs that are compared, to find the differences that are not due to chance. A random load is drawn again,
-with the same seeds for both runs. A trace with recorded sending times is sent again with slightly faster and slower
-messages.
+"""Repeats two runs that are compared, to find the differences that are not due to chance. A random load is drawn again
+with the seeds that follow the scenario's seed, so runs with equal seeds have equal loads. A trace with recorded sending
+times is sent again with slightly faster and slower messages.
 """
 
 import os
@@ -22,11 +22,11 @@ from pdsim.study.points.tasks import Planner
 
 NUM_REPEATS = 4
 MOST_REQUESTS = 5_000
-"""Runs with more requests than this are repeated only if the user asks for it."""
+"""If a run has more finished requests than this, the compared runs are repeated only if the user asks for it."""
 _KEPT = "repeats"
 """Name of the sub-folder of a run folder that keeps the repetitions of the run."""
 _VISIBLE = 0.005
-"""Relative differences below this count as none."""
+"""Differences below this count as none: absolute differences of shares, and relative differences of other numbers."""
 
 Row = Mapping[str, Any]
 
@@ -37,12 +37,14 @@ class ComparedRun:
     summary: Mapping[str, Any]
     """The run's summary: numbers by field, as in summary.json."""
     records: Records
-    """Records of the run's requests, steps and transfers. Empty: another tool made the run."""
+    """Records of the run's requests, steps and transfers, without warm-up requests. Empty: another tool made the run.
+    """
     scenario: Scenario | None
     """The run's scenario. None: another tool made the run."""
     repeated: Sequence[Row] = field(default=(), repr=False)
-    """The rows of results of the run's repetitions, one per repetition: values by column. Empty: the run was not
-    repeated, because it cannot be, or because it has too many requests.
+    """The rows of results of the run's repetitions, one per repetition: values by column. Empty: no compared run was
+    repeated, because one of them was measured or interrupted or has too many requests, because there is only one, or
+    because the user wants no repetitions.
     """
 
     @property
@@ -61,9 +63,10 @@ def kept_repetitions(run: Path) -> Path | None:
 
 
 def repeat(path: Path, changes: Sequence[str], count: int, folder: Path, progress: Progress | None) -> list[Row]:
-    """Simulates a scenario `count` times, with other seeds or other message latencies, and returns the numbers of each
-    run. Results are kept in `folder`, so that a later call computes none of them again. changes: of the scenario, in
-    the notation of --set. Raises ConfigError if the scenario is wrong.
+    """Simulates a scenario `count` times with other seeds or, if the load is a trace with recorded sending times, up to
+    four times with other message latencies (JITTERS). Returns the row of results of each run. Results are kept in
+    `folder`, so that a later call computes none of them again. changes: of the scenario, in the notation of --set.
+    Raises ConfigError if the scenario is wrong.
     """
     scenario = load_scenario(path, changes)
     seeds = None if is_sample(scenario) else [scenario.seed + i for i in range(1, count + 1)]
@@ -90,14 +93,15 @@ class Change:
     @property
     def is_certain(self) -> bool:
         """True if the compared number changes in the same direction in the run and in all repetitions, each time by at
-        least 0.5 %.
+        least 0.5 % (shares: 0.5 percentage points).
         """
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 
 
 def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -> Change | None:
     """The difference of the number that `row` of the summary shows, between two runs. Shares: the absolute difference.
-    Other numbers: relative to the first run. None: the number is not known, or is 0 in the first run.
+    Other numbers: relative to the first run. None: the number is unknown in one of the runs or repetitions, or the
+    difference is relative and the first number of a pair is 0.
 
     runs: pairs of the number in the first and in the second run. The first pair is of the runs themselves, all further
     pairs are of their repetitions.
@@ -116,8 +120,8 @@ def change(row: SummaryRow, runs: Sequence[tuple[float | None, float | None]]) -
 
 def value_in(row: SummaryRow, repeated: Row) -> float | None:
     """The value of one number of the summary in one repetition. row: the summary's row, which names the number.
-    repeated: results of the repetition. None: the repetition failed, or no request has such a time (for example a
-    TPOT).
+    repeated: row of results of the repetition. None: the repetition failed, no request has such a time (for example a
+    TPOT), or rows of results have no column for the number (for example tokens from host memory).
     """
     value = repeated.get(row.field.removeprefix("pdsim."))
     return None if value is None else float(value)

@@ -34,7 +34,7 @@ class Encoders(NamedTuple):
     """Encode instances of a cluster. Each has one GPU."""
 
     gpu: str
-    """Name of the GPU in the catalog."""
+    """Name of the GPU in the catalog. Empty in NO_ENCODERS."""
     number: int
     """Number of encode instances. 0: there are none."""
 
@@ -102,7 +102,9 @@ class Space:
     """Limits of a plan's search: the GPUs with their prices per hour, the number of GPUs, and the fields to try."""
 
     prices: Mapping[str, float]
-    """Price of one hour of each GPU that may be used, by its name in the catalog."""
+    """Price of one hour of each GPU that servers may use, by its name in the catalog. If the user gave no prices: 1 for
+    each GPU of the scenario's servers.
+    """
     max_gpus: int
     """Maximum number of GPUs of a cluster."""
     tried: Mapping[str, Sequence[Any]]
@@ -137,8 +139,9 @@ class Space:
         return sorted(found, key=lambda one: (one.price_per_h, one.label))
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
-        """Yields the servers to try for a role: each GPU type with each TP size. The sizes of pp, cp and dcp are those
-        that the user asks to try, or else those of the scenario's server. own: parallel sizes of the scenario's server.
+        """Yields the servers to try for a role: each GPU type of `prices` with each TP size that the user asks to try,
+        or else with the sizes 1, 2, 4 and 8 that fit a server. pp, cp and dcp have the sizes that the user asks to try,
+        or else those of the scenario's server. own: parallel sizes of the scenario's server.
         """
         names = SPLITS[role]
         others = [self.tried.get(f"{role}.{name}", (getattr(own, name),)) for name in names]
@@ -175,8 +178,10 @@ class Space:
         return CandidateCluster(label, label, servers, counts, given.num_gpus, price, changes, encoders)
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
-        """Clusters of these kinds of servers, with every number of instances within the maximum number of GPUs.
-        staging: True: KV goes through staging memory. roles: one kind of server for each role.
+        """Yields the clusters of these kinds of servers: every number of instances to try within the maximum number of
+        GPUs, with all settings to try. Leaves out clusters with encode instances that would change a role's number of
+        data-parallel attention ranks to more than 1. roles: one kind of server for each role. staging: True: KV goes
+        through staging memory.
         """
         all_counts = product(*map(self._counts, ROLES[len(roles)], roles))
         for counts, encoders in product(all_counts, self._encoders(base)):
@@ -208,10 +213,11 @@ class Space:
     def _settings(
         self, base: Base, servers: Sequence[Server], counts: Sequence[int], encoders: Encoders
     ) -> Iterator[Changes]:
-        """Changes of settings to try for a cluster: values of --try, and routers if --try does not name the router.
+        """Yields the changes of settings to try for a cluster: values of --try for fields that the cluster has, numbers
+        of data-parallel attention ranks, and routers if --try does not name the router.
 
-        If each role has a single instance, all routers act alike, so only one is tried. servers, counts: kind and
-        number of the servers of each role.
+        The router is not changed if each role has a single instance and no ranks are tried, because all routers then
+        act alike. servers, counts: kind and number of the servers of each role.
         """
         roles = ROLES[len(counts)]
         present = {*roles, *(("network",) if len(roles) > 1 else ()), *(("encode",) if encoders.number else ())}
@@ -230,11 +236,11 @@ class Space:
                 yield {**settings, "router": router} if router else settings
 
     def _ranks(self, base: Base, role: str, server: Server) -> list[dict[str, int]]:
-        """Numbers of data-parallel attention ranks to try for a server, each as a change of the field ROLE.dp. An empty
-        change keeps the scenario's number.
+        """Numbers of data-parallel attention ranks to try for a server, each as a change of the field ROLE.dp: those of
+        --try that divide the TP size, or else the scenario's number (an empty change).
 
-        One rank per GPU is tried, too, if neither scenario nor user gives a number and the model has latent attention.
-        Without ranks, all GPUs of a server would then hold the same KV.
+        One rank per GPU is tried, too, if neither scenario nor --try gives a number, the model has latent attention,
+        and the server has only TP above 1. Without ranks, all GPUs of the server would then hold the same KV.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
@@ -257,7 +263,7 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:
     """Yields copies of the cluster `one`, in each of which one setting of _SETTINGS has another value. Settings to
-    which the scenario or the cluster gives a value are not changed.
+    which the scenario or --try gives a value, and settings of roles that the cluster lacks, are not changed.
     """
     for path, values in _SETTINGS.items():
         role, _, field = path.rpartition(".")

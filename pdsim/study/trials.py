@@ -40,28 +40,28 @@ class Trials:
         )
 
     def at(self, changes: Changes) -> "Trials":
-        """Returns trials of the same clusters with further changes of the base scenario. These trials run each cluster
-        with the first seed only.
+        """Returns Trials with the same SLO, whose base scenario has further changes. The new Trials run each cluster
+        once, with seed 1.
         """
         return Trials(self.base.with_changes(changes), self.slo, 1, self._work)
 
     @cached_property
     def repetitions(self) -> list["Trials"]:
-        """For each changed message latency (up to 10 % shorter or longer): trials of the same load with this latency.
-        Empty: the load is no recorded trace, so runs with other seeds show how much numbers change by chance.
+        """For each message latency of JITTERS (up to 10 % shorter or longer): Trials of the same load with that
+        latency. Empty: the load is no trace that is sent at its recorded times, so runs with other seeds show how
+        much numbers change by chance.
         """
         return [self.at(changes) for changes in self.base.jittered] if self.base.is_sample else []
 
     def outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters. A run ends as soon as it can no longer meet the SLO, and the cluster's remaining seeds
-        are then not run.
+        """Outcomes of clusters. A run ends as soon as it can no longer meet the SLO. The cluster's remaining seeds are
+        then not run, nor are they after a run that failed or is saturated.
         """
         return self._seed_by_seed(changes, lambda rows: not _misses(rows[-1]))
 
     def first_outcomes(self, changes: Sequence[Changes]) -> list[Outcome]:
-        """Outcomes of clusters, with as few runs as their verdicts need. A cluster that meets the SLO with its first
-        seed is not run with the other seeds. As in `outcomes`, a cluster is not run with further seeds after a run that
-        can no longer meet the SLO.
+        """Outcomes of clusters, like `outcomes`. But a cluster that meets the SLO with its first seed is not run with
+        the other seeds, so this outcome is provisional.
         """
         return self._seed_by_seed(
             changes, lambda rows: not _misses(rows[-1]) and not (len(rows) == 1 and outcome_of(rows, self.slo).meets)
@@ -86,15 +86,17 @@ class Trials:
         return self._outcomes([self._not_ending_early(point) for point in self._planner.plan(changes)])
 
     def first_ratios(self, changes: Sequence[Changes]) -> list[float]:
-        """How near each cluster comes to the SLO's limits: of all numbers that the SLO limits, the largest quotient of
-        the number and its limit. Runs each cluster once to the end, with the first seed.
+        """How near each cluster comes to the SLO's limits: of all terms of the SLO, the largest quotient of a value and
+        its limit (Outcome.ratio). Infinite: the run failed, or too many requests failed. Runs each cluster once to the
+        end, with the first seed.
         """
         points = [_with_seeds(self._not_ending_early(point), self.seeds[:1]) for point in self._planner.plan(changes)]
         return [outcome.ratio for outcome in self._outcomes(points)]
 
     def repeated(self, changes: Sequence[Changes]) -> list[list[Outcome]]:
-        """For each cluster: its outcomes with slightly faster and with slightly slower messages, which show how much
-        outcomes change by chance. changes: for each cluster, the changes of the scenario that make it.
+        """For each cluster: its outcomes (over all seeds) with each message latency of JITTERS, slightly shorter or
+        longer, which show how much outcomes change by chance. changes: for each cluster, the changes of the scenario
+        that make it.
         """
         found = iter(self.whole([{**one, **jitter} for one in changes for jitter in self.base.jittered]))
         return [list(islice(found, len(JITTERS))) for _ in changes]
@@ -171,8 +173,8 @@ class Trials:
         return replace(point, tasks=tasks)
 
     def _not_ending_early(self, point: Point) -> Point:
-        """A copy of the point whose runs go on although they may miss the SLO. If a run that was allowed to end early
-        has gone on to its end, the copy uses the result of this run.
+        """A copy of the point whose runs go on to their end even if they can no longer meet the SLO. If a run that was
+        allowed to end early has gone on to its end, the copy uses the result of this run.
         """
         early = self._ending_early(point).tasks
         known = {seed: task for seed, task in early.items() if self._work.has_result(task.key)}

@@ -43,10 +43,11 @@ class GpuSpec:
     num_sms: int | None = None
     """Number of streaming multiprocessors or compute units. None: unknown."""
     gpus_per_server: int = 8
-    """Number of GPUs of one server, which are in one NVLink domain or on one board."""
+    """Number of GPUs that links of nvlink_bandwidth join: the GPUs of one NVLink domain, or of one server if the GPUs
+    have no NVLink."""
     gpus_per_host: int | None = None
     """Number of GPUs in one host (which runs one operating system), for GPUs whose NVLink domain spans several hosts.
-    None: one host has all GPUs of a domain.
+    None: one host has gpus_per_server GPUs.
     """
     board_power_w: float | None = None
     """Maximum power of the GPU's board in W."""
@@ -74,8 +75,8 @@ SHIPPED = Path(__file__).parent / "catalog"
 Entry = TypeVar("Entry")
 
 _lent: list[Path] = []
-"""Further folders in which the catalog looks for entries. They hold copies of catalog entries of other machines or
-users.
+"""Further folders, in which the catalog looks for entries that the folders of folders() lack. They hold copies of
+catalog entries of other machines or users.
 """
 _borrowed: dict[str, str] = {}
 _located: ContextVar[dict[tuple[Kind, str], tuple[Path, int]] | None] = ContextVar("located", default=None)
@@ -101,7 +102,7 @@ def own_folder() -> Path:
 
 def folders() -> list[Path]:
     """Paths of the catalog folders: this package's folder, the folder of the variable PDSIM_CATALOG if it is set, and
-    own_folder.
+    own_folder. Folders that `lend` adds are not included.
     """
     given = os.environ.get(VARIABLE)
     return list(dict.fromkeys([SHIPPED, *([Path(given).absolute()] if given else []), own_folder()]))
@@ -109,10 +110,11 @@ def folders() -> list[Path]:
 
 @contextmanager
 def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
-    """Context manager that adds a catalog folder. Processes that start within the context also find the folder's
-    entries. folder: None: no folder is added.
+    """Context manager that sets PDSIM_CATALOG to a folder. Within the context, the catalog also looks there, but not in
+    the folder that PDSIM_CATALOG named before. Processes that start within the context do the same. folder: None:
+    nothing changes.
 
-    is_new: True: the folder need not exist yet. Raises CatalogError if it is not a folder, or does not exist although
+    is_new: True: the folder need not exist yet. Raises CatalogError if `folder` is a file, or does not exist although
     is_new is False.
     """
     if folder is None:
@@ -142,8 +144,9 @@ def lookups_remembered() -> Iterator[None]:
 
 
 def lend(folder: Path) -> list[str]:
-    """Adds a folder with copies of entries. If another catalog folder has an entry of the same name, that entry is
-    used, and the copy is not. Returns a note for each copy that differs from the entry that is used in its place.
+    """Adds a folder with copies of entries. A copy is not used if a folder of folders(), or a folder that was lent
+    before, has an entry of the same kind and name. Returns a note for each copy that differs from the entry that is
+    used in its place. Raises CatalogError if several of folders() have an entry of a copy's kind and name.
     """
     if folder not in _lent:
         _lent.append(folder)
@@ -157,8 +160,9 @@ def lend(folder: Path) -> list[str]:
 
 
 def own_entries(named: Iterable[tuple[Kind, str]]) -> dict[str, str]:
-    """Returns the texts of entries that this package does not ship. named: kinds and names of entries; entries to which
-    they refer (same_as) are added. Keys: paths within a catalog folder, such as models/NAME.yaml.
+    """Returns the texts of the entries in `named` (kinds and names) that this package does not ship, and of the entries
+    to which these refer (same_as), up to the first that is shipped. Keys: paths within a catalog folder, such as
+    models/NAME.yaml.
     """
     found: dict[str, str] = {}
     for kind, entry in named:
@@ -198,7 +202,9 @@ def names(kind: Kind) -> list[str]:
 
 
 def load_model(name: str) -> ModelSpec:
-    """Loads a model by its name. Raises CatalogError if the catalog has no such entry, or if the entry is wrong."""
+    """Loads a model by its name. Raises CatalogError if the catalog has no model or several models of this name, or if
+    the entry is wrong.
+    """
     entry: ModelSpec = _load("models", name)
     return entry
 
@@ -214,7 +220,9 @@ def load_transport(name: str) -> Transport:
 
 
 def file_of(kind: Kind, name: str) -> Path:
-    """Path of an entry's file. Raises CatalogError if no file or several files have this name."""
+    """Path of an entry's file: from folders(), or else from the first folder of _lent that has one. Raises CatalogError
+    if there is no file, or if several of folders() have one.
+    """
     return _located_file(kind, name)[0]
 
 
@@ -246,7 +254,9 @@ def _load(kind: Kind, name: str) -> Any:
 
 @cache
 def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
-    """Loads a catalog entry from its file. The entry stays cached until the file's modification time changes."""
+    """Loads a catalog entry from its file, or from the file of the entry that same_as names. Cached until the
+    modification time of the first of these files changes. Raises CatalogError if a file is missing or wrong.
+    """
     del modified_ns
     data = _read(path)
     passed = [name]
@@ -278,8 +288,8 @@ def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
     """Makes an entry from a mapping of its fields.
 
     kind: the entry's dataclass. given: further fields, which `data` must not have. path: text before each field's name
-    in messages, ending with a dot. Raises EntryError if a field is missing, unknown or wrong. Required numbers must be
-    above 0; numbers with a default may be 0.
+    in messages, ending with a dot. Raises EntryError if `data` is no mapping, or if a field is missing, unknown or
+    wrong. Required numbers must be above 0; numbers with a default may be 0.
     """
     if not isinstance(data, Mapping):
         raise EntryError(f"{path.rstrip('.') or 'the file'}: expected a mapping of fields, found {data!r}")
@@ -304,7 +314,8 @@ def build(kind: type[Entry], data: Any, path: str = "", **given: Any) -> Entry:
 
 def _value(kind: Any, value: Any, path: str) -> Any:
     """Returns the value of a field. A mapping becomes the dataclass that the type asks for. kind: the field's type.
-    path: the field's name in messages. Raises EntryError if the value has another type.
+    path: the field's name in messages. Raises EntryError if the value has another type, or is a negative or infinite
+    number.
     """
     options = [option for option in get_args(kind) if option is not NoneType]
     if NoneType in get_args(kind):

@@ -31,8 +31,9 @@ class DraftModel:
 
 def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
     """Makes a draft from layers of the model's own checkpoint that predict further tokens (MTP). A projection of
-    embedding and hidden state precedes each layer. A layer has the mean size of the model's layers. Embeddings and
-    output projection are the target's (set_embed_and_head).
+    embedding and hidden state precedes each layer. A layer has as many routed experts as a layer of the model, and the
+    mean number of other parameters of the model's layers. Embeddings and output projection are the target's
+    (set_embed_and_head).
     """
     experts = None if model.experts is None else replace(model.experts, num_layers=num_layers)
     share = num_layers / model.num_layers
@@ -54,7 +55,7 @@ def nextn_layers(model: ModelSpec, num_layers: int) -> DraftModel:
 def eagle_head(model: ModelSpec, num_layers: int) -> DraftModel:
     """Makes an EAGLE draft model in bf16. Its first matrix projects a token's embedding and the target's hidden state
     to the hidden size. Its num_layers layers follow. Each layer has as many parameters as the target uses for one token
-    in one of its layers, but no experts. Embeddings and output projection are those of the target.
+    in a layer on average, but no experts. Embeddings and output projection are those of the target.
     """
     layers = _bare(model.in_dtype("bf16"), num_layers, _active_layer_params(model) * num_layers + _projection(model, 2))
     return DraftModel(layers=layers, proposing=_with_head(layers, model.vocab_size), own_bytes=layers.shared_bytes)
@@ -107,7 +108,8 @@ def _projection(model: ModelSpec, num_inputs: int) -> int:
 
 def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
     """Returns num_layers layers with num_params parameters in all. They have the model's attention, but neither experts
-    nor linear attention, embeddings and output projection. Each token attends to the whole context.
+    nor linear attention, embeddings and output projection. Layers have neither sliding windows (grouped-query
+    attention) nor compressed latents, but sparse attention stays sparse.
     """
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):

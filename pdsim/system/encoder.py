@@ -40,7 +40,7 @@ class VisionEncoder:
     """Number of patches in one window of a layer with windows. 0: no layer has windows."""
     max_image_tokens: int = 0
     """Number of prompt tokens of the largest image. The image processor shrinks images with more pixels than its limit.
-    0: this number is not known, and vLLM's encoder cache has room for the tokens of one step.
+    0: this number is not known; vLLM's encoder cache then has room for as many tokens as one step computes.
     """
 
     @property

@@ -1,5 +1,5 @@
-"""Details of model architectures: RoPE, gates, routing and linear attention. Only real mode needs these details; cost
-models do not use them.
+"""Details of model architectures: RoPE, gates, routing and linear attention. Real mode needs these details. Cost models
+use only GroupedRouting, for traffic between NVLink domains (pdsim/cost/host_traffic.py).
 """
 
 from pdsim.dataclass import dataclass
@@ -52,7 +52,7 @@ class GatedDelta:
     """Details of Qwen3.5. All layers are gated delta nets, except that every attention_interval-th layer has attention.
 
     Other differences from Qwen3: attention outputs have gates, RoPE rotates only part of a head, and norms multiply by
-    1 + weight.
+    1 + weight, except the norm within a gated delta net.
     """
 
     num_key_heads: int
@@ -77,7 +77,9 @@ class GatedDelta:
         return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
 
     def parameters(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of a layer's matrices and norm, by their names in a checkpoint. hidden_size: that of the model."""
+        """Shapes of a gated delta net's matrices, convolution and norm, by their names within a layer of a checkpoint.
+        hidden_size: width of the model's hidden states.
+        """
         values = self.num_value_heads * self.value_dim
         return {
             "linear_attn.in_proj_qkv": (self.num_channels, hidden_size),
@@ -101,7 +103,7 @@ class LlamaArchitecture:
     rope_scaling: RopeScaling | None = None
     """Llama 3's scaling of rotary position embeddings. None: the model has no scaling of type llama3."""
     yarn: YarnScaling | None = None
-    """YaRN's scaling of rotary position embeddings. None: not scaled in this way."""
+    """YaRN's scaling of rotary position embeddings. None: the model has no scaling of type yarn."""
     qk_norm: bool = False
     """True: query and key heads are normalised before rotation, as in Qwen3."""
     query_rank: int = 0

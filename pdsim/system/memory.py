@@ -107,10 +107,10 @@ class Layout:
     """Library that sends tokens to whole experts of other GPUs. None: the default, which is deepep if dp > 1 and the
     server spans several NVLink domains, and none otherwise."""
     sums_prompts: bool = True
-    """How a forward with prompts gives tokens to the experts of all ranks, and gets the results. Used if
-    moe_a2a_backend is none. True: by two all-reduces (SGLang 0.5.23, layers/dp_attention.py:187 and 661). False: by an
-    all-gather and a reduce-scatter, as a decode step does (vLLM 0.33.0,
-    distributed/device_communicators/all2all.py:55)."""
+    """How a forward with prompts gives tokens to the experts of all ranks, and gets the results. Used if dp > 1 and
+    sends_to_experts is False, within one NVLink domain. True: by two all-reduces (SGLang 0.5.23,
+    layers/dp_attention.py:187 and 661). False: by an all-gather and a reduce-scatter, as a decode step does (vLLM
+    0.33.0, distributed/device_communicators/all2all.py:55)."""
     switches_reduce: bool = True
     """True: NVSwitches add up large messages of NCCL's all-reduces (NVLS). False: GPUs add them up, as SGLang chooses
     by default (0.5.23, entrypoints/engine.py:1909)."""
@@ -161,10 +161,10 @@ class Layout:
             raise LayoutError(f"moe_a2a_backend {backend}: pdsim does not model dp 1 and {beside} with it")
 
     def _require_whole_hosts(self) -> None:
-        """Raises LayoutError for servers on several hosts that SGLang or pdsim does not support. Each host must have
-        equally many of the server's ranks (SGLang 0.5.23, arg_groups/validation_hook.py:179). Each data-parallel
-        instance must fit into one host or fill whole hosts. pdsim does not model pipeline stages and context
-        parallelism on several hosts.
+        """Raises LayoutError for servers on several NVLink domains (messages: hosts) that SGLang or pdsim does not
+        support. Each domain must have equally many of the server's ranks (SGLang 0.5.23,
+        arg_groups/validation_hook.py:179). Each data-parallel instance must fit into one domain or fill whole domains.
+        pdsim does not model pipeline stages and context parallelism on several domains.
         """
         num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
         where = f"tp {num_gpus} spans {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
@@ -180,8 +180,8 @@ class Layout:
             raise LayoutError(f"{where}; pdsim does not model {beside} with it: at most {self.gpu.gpus_per_server}")
 
     def _require_copies_of_kv(self) -> None:
-        """Raises LayoutError if DCP cannot divide the KV. DCP needs groups of dcp GPUs that would otherwise hold the
-        same KV heads.
+        """Raises LayoutError if DCP cannot divide the KV, or if the model has layers with a window. DCP needs groups of
+        dcp GPUs in one NVLink domain that would otherwise hold the same KV heads.
         """
         attention, name, wrong = self.model.attention, self.model.name, ""
         num_heads = attention.num_kv_heads if isinstance(attention, GroupedQueryAttention) else 1
@@ -226,8 +226,8 @@ class Layout:
     @property
     def sends_to_experts(self) -> bool:
         """True if each GPU computes the layers outside attention for its own share of the instance's tokens only, and
-        sends a token to the GPUs of its experts (SGLang 0.5.23, layers/layer_boundary/factories.py:262). False: each
-        GPU gets all tokens.
+        sends a token to the GPUs of the token's experts (SGLang 0.5.23, layers/layer_boundary/factories.py:262). False:
+        each GPU gets all tokens.
         """
         backend = self.moe_a2a_backend or ("deepep" if self.dp > 1 and self.num_domains > 1 else "none")
         return self.num_server_gpus > 1 and self.has_whole_experts and backend != "none"
@@ -242,7 +242,8 @@ class Layout:
     @property
     def kv_token_bytes(self) -> int:
         """KV bytes of one token on one rank, for the layers of the model and of the draft model. Keys of an indexer are
-        included. Each rank has the draft's whole KV (SGLang 0.5.23, model_executor/pool_configurator.py:307).
+        included. DCP divides the model's KV by dcp, but not the draft's (SGLang 0.5.23,
+        model_executor/pool_configurator.py:307).
         """
         own, index = self.read_token_bytes, self.model.attention.index_token_bytes
         drafts = (own * self.dcp + index) * self.num_draft_layers // self.model.attention.num_layers
@@ -264,10 +265,10 @@ class Layout:
         engine: sglang or vllm.
 
         SGLang: layers with a window have a pool of their own, with a fixed share of the main pool's tokens. pdsim
-        assumes that this second pool is never full. vLLM (0.33.0, v1/core/kv_cache_utils.py,
-        get_max_concurrency_for_kv_cache_config; kv_cache_interface.py, max_admission_blocks_per_request): the mean over
-        the tokens of a request of max_context_tokens. Layers with a window keep the window's tokens and the tokens of
-        two forwards under way.
+        assumes that this second pool is never full. HiSparse: the GPU also has indexer keys of tokens in host memory.
+        vLLM (0.33.0, v1/core/kv_cache_utils.py, get_max_concurrency_for_kv_cache_config; kv_cache_interface.py,
+        max_admission_blocks_per_request): the mean over the tokens of a request of max_context_tokens. Layers with a
+        window keep the window's tokens and the tokens of two forwards under way.
         """
         whole, window = self.token_bytes(engine)
         attention, longest = self.model.attention, self.model.max_context_tokens
@@ -302,8 +303,8 @@ class Layout:
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
         """Returns number and bytes of slots for linear-attention states. mem_fraction: share of the GPU's memory for
-        weights, runtime, KV and states (mem_fraction_static). rule: rule for their number; None: vLLM, whose states
-        take pages of the KV pool.
+        weights, runtime, KV and states (mem_fraction_static). rule: rule for their number. (0, 0): the model has no
+        such states, or rule is None, because vLLM's states take pages of the KV pool.
         """
         if not self.state_bytes or rule is None:
             return StateMemory(0, 0)
@@ -317,7 +318,8 @@ class Layout:
 
     def block_tokens(self, page_size: int) -> int:
         """Number of tokens of a vLLM block. page_size: the block size that the user gives. If the model has
-        linear-attention layers, vLLM makes blocks larger, so that one block holds a request's state of one layer.
+        linear-attention layers, vLLM makes blocks so large that one layer's KV of a block has at least the bytes of a
+        request's state of one layer.
         """
         state = self.model.state
         if state is None:
@@ -387,9 +389,9 @@ def memory_tier(gpu: GpuSpec, tp: int) -> MemoryTier:
 def default_mem_fraction(
     gpu: GpuSpec, num_gpus: int, role: Role, chunk_tokens: int | None, max_running: int | None, *, draft_tokens: int = 1
 ) -> float:
-    """SGLang's default of mem_fraction_static. num_gpus: GPUs of a server. chunk_tokens: tokens of a prefill chunk;
-    None: chunks are not limited. max_running: limit of running requests; None: not given. draft_tokens: tokens per
-    request that a decode step computes.
+    """SGLang's default of mem_fraction_static. num_gpus: GPUs of a server. chunk_tokens: tokens of a prefill chunk
+    (None: 16,384); not used with role decode. Used with role decode only: max_running, the limit of running requests
+    (None: max_graph_batch), and draft_tokens, the number of tokens per request that a decode step computes.
     """
     tier = memory_tier(gpu, num_gpus)
     graphs = (0 if role == "prefill" else 2 * tier.max_graph_batch) + (0 if role == "decode" else 1536)

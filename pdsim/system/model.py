@@ -71,7 +71,9 @@ class GroupedQueryAttention:
 
     @property
     def kept_window_tokens(self) -> int:
-        """Number of a request's last tokens for which layers with a window keep KV. 0: no layer has a window."""
+        """Number of a request's last tokens whose KV layers with a window need. Engines keep only this KV, except
+        SGLang if has_window_pool is False. 0: no layer has a window.
+        """
         return self.window_tokens if self.num_window_layers else 0
 
     @property
@@ -120,7 +122,9 @@ class GroupedQueryAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: each token has one latent, which every rank stores."""
+    """Multi-head latent attention: in each layer, a token has one latent, which every rank stores. With
+    compress_ratios, several tokens share a latent.
+    """
 
     KIND: ClassVar = "latent"
     WINDOW_POOL_RATIO: ClassVar = 0.1
@@ -155,7 +159,9 @@ class LatentAttention:
 
     @property
     def num_index_layers(self) -> int:
-        """Number of layers with an indexer. Other layers of sparse attention use the index of an earlier layer."""
+        """Number of layers with an indexer. Other layers of sparse attention use the index of an earlier layer. Wrong
+        with compress_ratios, where several tokens share an indexer key.
+        """
         return self.index_token_bytes // INDEX_LAYER_BYTES
 
     @property
@@ -185,7 +191,9 @@ class LatentAttention:
 
     @property
     def head_elements(self) -> int:
-        """Number of elements of one query and its output in decode, for one query head. Each is as wide as a latent."""
+        """Number of elements of one query and of its output together, in decode, for one query head. The query is as
+        wide as a latent; the output has no rotated part.
+        """
         return 2 * self.kv_lora_rank + self.rope_dim
 
     @property
@@ -293,7 +301,7 @@ class ModelSpec:
     """Number of the checkpoint's layers that predict further tokens (MTP). Other fields do not include these layers. 0:
     there are none."""
     llama: LlamaArchitecture | None = None
-    """Details that only real mode needs. None: real mode cannot run the model."""
+    """Details that real mode needs. Cost models use only `routing`. None: real mode cannot run the model."""
     encoder: VisionEncoder | None = None
     """The image encoder. Its parameters are counted here only, not in num_params. None: there is none, or the entry
     leaves it out.
@@ -310,7 +318,9 @@ class ModelSpec:
         return {modality: encoder for modality, encoder in found.items() if encoder is not None}
 
     def in_dtype(self, dtype: Dtype) -> "ModelSpec":
-        """Returns the model with all weights in one data type."""
+        """Returns the model with its weights in one data type. Embeddings and output projection stay in bf16, and with
+        fp4 also num_params_wider_than_fp4 parameters.
+        """
         experts = None if self.experts is None else replace(self.experts, weight_dtype=None)
         return replace(self, weight_dtype=dtype, num_params_in_bf16=0, experts=experts)
 

@@ -30,32 +30,28 @@ EPOCH_S = 1e9
 _DAY_S = 86_400
 """If the first request's time is at least this number of s, times are assumed to be a time of day or a date."""
 _LEAST_GAP = 2
-"""Whole-number times are taken as ms if the mean gap between successive requests is at least this number, otherwise as
-s: in ms there would be over 500 requests per second."""
+"""Whole-number times are taken as s if the mean gap between successive requests is above 0 and below this number,
+otherwise as ms. If such times were in ms, there would be over 500 requests per second."""
 _EPOCHS = (("s", 1e12), ("ms", 1e15), ("us", 1e18), ("ns", inf))
 """Units of times since 1970, from the longest unit to the shortest. Each has a limit; times are in the first unit whose
-limit they do not reach.
-"""
+limit they do not reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowTrace(TimedTrace):
-    """Base class of traces with one request per row. Files are CSV, JSON lines, a JSON list, or one JSON object with
-    columns.
-    """
+    """Base class of traces with one request per row: CSV, Parquet, JSON lines, or JSON (a list of rows, or columns)."""
 
     block_tokens: int | None = None
     """Number of tokens per hash id. None: as the file says, or inferred from lengths and numbers of ids."""
     time_unit: str = ""
-    """Unit of arrival times whose field name tells none: s, ms, us or ns. Empty: the format's, or inferred from the
-    values with a note."""
+    """Unit of arrival times whose field name tells none: s, ms, us or ns. Empty: the format's unit, or inferred from
+    the values, with a note unless the times count from 1970."""
     image_tokens: int = 0
     """Number of tokens that each image adds to its prompt."""
     new_turns: bool | None = None
-    """Meaning of prompt lengths in later turns of a session, for traces without ids of tokens or blocks. true: length
-    of the new input (AIPerf). false: length of the whole prompt. None: new input if any turn is shorter than prompt and
-    output of the turn before, with a warning.
-    """
+    """Meaning of prompt lengths in later turns of a session, for rows without prefix_id and without ids of tokens or
+    blocks. true: length of the new input (AIPerf). false: length of the whole prompt. None: new input if any prompt is
+    shorter than prompt and output of the turn before, otherwise the whole prompt; with a warning."""
 
     unit: ClassVar[str] = ""
     """The format's unit of arrival times, for field names that name no unit. Empty: the format has no fixed unit."""
@@ -63,7 +59,7 @@ class RowTrace(TimedTrace):
     """If the first request arrives at this time in s or later, arrival times are taken as times of day or dates, and
     are counted from the first request."""
     usual_unit: ClassVar[str] = ""
-    """Unit of the format's field `timestamp`, used if the values leave the unit open. Empty: the values decide."""
+    """Unit of the format's field `timestamp`, unless its values count from 1970. Empty: inferred from the values."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,7 +91,7 @@ _FORMATS = ("ContextTokens", "Request tokens")
 
 def rows_of(path: Path) -> Iterator[Line]:
     """Yields rows with the field names of trace_fields. A session yields one row per turn. The rows of Dynamo's request
-    traces are sorted, because these traces list requests by end time; their other events are left out.
+    traces are sorted by arrival, because these traces list requests by end time; their other events are left out.
     """
     lines = (line for line in records(path) if line.get("event_type") in (None, _DYNAMO_REQUEST))
     first = next(lines, None)
@@ -128,7 +124,7 @@ def _other_spellings(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _turns_of(line: Line) -> Iterable[Line]:
-    """Returns the row itself or, for a session, one row per turn."""
+    """Returns one row per turn for a session whose first turn has a prompt length, otherwise the row itself."""
     turns = line.get("turns")
     if not (isinstance(turns, list) and turns and all(isinstance(turn, dict) for turn in turns)):
         return (line,)
@@ -147,7 +143,7 @@ def _rows_of_session(line: Line, turns: Sequence[Mapping[str, Any]]) -> Iterator
 
 
 def _required(line: Line, quantity: Quantity) -> tuple[str, Any]:
-    """Returns field name and value of a quantity. Raises TraceError if the row has no such field."""
+    """Returns field name and value of a quantity. Raises TraceError if no field of the row has a value for it."""
     if (found := line.quantity(quantity)) is None:
         some = ", ".join(islice(quantity.names, 6))
         there = ", ".join(map(str, line.fields))
@@ -256,10 +252,11 @@ class RowReader:
         yield (next(self.streams), 0, num_tokens - shared)
 
     def _as_later_turn(self, spec: RequestSpec, line: Line, before: RequestSpec, ended_ns: int | None) -> RequestSpec:
-        """Returns the request with its arrival time, as a turn of a session that follows the turn `before`. The pause
-        between the turns comes from the row's delay if the row has one, otherwise from the times of the two turns.
+        """Returns the request as a turn of a session that follows the turn `before`, with its prompt, arrival time and
+        pause. The pause is the row's delay or, without a delay, the time from ended_ns to the arrival. Raises
+        TraceError if the row arrives before the turn before arrived.
 
-        ended_ns: time at which the turn before ended in the trace; None: not known.
+        ended_ns: time at which the turn before ended in the trace; None: not known, so the time of its arrival counts.
         """
         delay = line.quantity(names.DELAY)
         is_timed = line.quantity(names.ARRIVAL) is not None or (delay is None and self._has_times)
@@ -274,11 +271,13 @@ class RowReader:
         return spec._replace(prompt=prompt, arrival_ns=arrival_ns, after=(before.request_id,), think_ns=think_ns)
 
     def note_turn(self, session: str, spec: RequestSpec, line: Line) -> None:
-        """Notes the last turn of a session for the turn after it."""
+        """Keeps a turn, and the time of its end in the trace, for the next turn of the session."""
         self._turns[session] = spec, self._end_ns(line)
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
-        """Returns a later turn's prompt: `prompt` if its row has ids of tokens, else it extends the turn before."""
+        """Returns a later turn's prompt: `prompt` if the row has ids of tokens or blocks or prefix_id. Otherwise prompt
+        and output of the turn `before`, then `prompt` if lengths count new input, else cut or extended to its length.
+        """
         if _tells_prompt(line):
             return prompt
         self._told_turns += 1
@@ -307,9 +306,7 @@ class RowReader:
         return round(time_ns if self.trace.speedup == 1 else time_ns / self.trace.speedup)
 
     def _found_unit_ns(self, name: str) -> float:
-        """Returns the length in ns of the unit of field `name`: as the user set it, as the format has it, or
-        inferred.
-        """
+        """Returns the length in ns of a field's unit: as the user set it, as the format has it, or inferred."""
         if name not in self._units_ns:
             unit = self.trace.time_unit or self.trace.unit
             if not unit:
@@ -344,7 +341,7 @@ def _tells_prompt(line: Line) -> bool:
 
 
 def has_new_turns(lines: Iterable[Line]) -> bool:
-    """True if lengths count only new input: some prompt is shorter than the turn before with its output."""
+    """True if some prompt is shorter than prompt and output of its session's turn before: lengths count new input."""
     known: dict[str, int] = {}
     for line in lines:
         session, length, output = (line.quantity(one) for one in (names.SESSION, names.INPUT, names.OUTPUT))
@@ -379,7 +376,9 @@ def unit_of(times: Sequence[float]) -> tuple[str, bool]:
 
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
-    """True if prompts have ids for full blocks only, as in hashes of engines; their last tokens then have no id."""
+    """True if each prompt with ids has one id per full block and none for tokens after its last full block, and some
+    prompt has such tokens. Engines' own hashes are of this kind. One single prompt is enough in Dynamo's traces only.
+    """
     sizes = [
         (line.count(length[0]), len(ids[1]))
         for line in lines
@@ -391,8 +390,9 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Returns the number of tokens per block. A row may give this number. Otherwise the number follows from the prompt
-    lengths and the numbers of block ids in all rows. Raises TraceError if no number fits all rows.
+    """Returns the number of tokens per block that the first row with such a field gives. If no row has one: 512 if 512
+    fits the prompt lengths and numbers of block ids of all rows, or if no prompt has two ids; otherwise the smallest
+    power of two that fits, with a warning; otherwise the only number that fits. Raises TraceError if there is none.
     """
     whole_low, whole_high, cut_low, cut_high = 1, inf, 1, inf
     for line in lines:

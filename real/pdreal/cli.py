@@ -158,8 +158,8 @@ def serve(
 
 
 def _fail_for(problems: Sequence[str], who: str = "") -> None:
-    """Prints the problems, if there are any, and ends the command with exit code 1. who: begins the message with the
-    name of the run, such as "chat: "; empty: no name.
+    """If there are problems, prints them to standard error and ends the command with exit code 1. who: begins the
+    message with the name of the run, such as "chat: "; empty: no name.
     """
     if problems:
         print("\n  ".join([f"pdreal: {who}problems at the end of the run:", *problems]), file=sys.stderr)
@@ -210,7 +210,7 @@ def measure(
     page_size
         Number of tokens per KV page.
     tp
-        Tensor-parallel size for the parts prefill, decode and host; each rank needs a GPU.
+        Tensor-parallel size for the parts prefill, decode and host. With --device cuda, each rank needs a GPU.
     ep
         Expert-parallel size: 1, or the size of --tp, which gives each rank whole experts.
     moe_a2a_backend

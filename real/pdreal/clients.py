@@ -75,7 +75,8 @@ _EARLY_NS = 2_000_000
 
 
 class PunctualTimeline:
-    """A timeline that calls back at the right time, and records how late each callback was.
+    """A timeline that calls back at the right time. late_ns: for each callback, the time in ns from the moment at which
+    it was due until it returned.
 
     The event loop's timer is set _EARLY_NS early. The callback then waits in the event loop until it is due.
     """
@@ -128,7 +129,8 @@ class Clients:
         self.outputs: dict[int, list[int]] = {}
         """Tokens of ended requests, by request id."""
         self.late_ns: list[int] = []
-        """Delays in ns of scheduled requests: those of an open loop, and turns after a pause."""
+        """Lateness in ns of each scheduled call of the client: sending a request of an open loop or a turn after a
+        pause, or beginning sessions of a closed loop."""
         self.stopped = False
         """True if the clients were stopped before all requests had ended."""
 

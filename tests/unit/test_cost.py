@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.messages import PrefillChunk, PrefillStep
 from pdsim.cost.affine import AffineModel, TableModel
+from pdsim.cost.drafts import Drafting
 from pdsim.cost.encoding import EmbeddingLoads, EncodingStepTimes
 from pdsim.cost.model import FRACTION_BITS
 from pdsim.cost.settings import Affine, AffineTable, Roofline
-from pdsim.cost.step_times import DecodeHostOverhead, Drafting, Graphs, StepTimes
+from pdsim.cost.step_times import DecodeHostOverhead, Graphs, StepTimes
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.system.catalog import load_gpu, load_model, names

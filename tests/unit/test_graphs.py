@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 import pdsim
 from pdsim.cost.affine import AffineModel
+from pdsim.cost.drafts import Drafting
 from pdsim.cost.model import DecodeLine
 from pdsim.cost.settings import Affine
-from pdsim.cost.step_times import Drafting, Graphs, StepTimes, captured_batches, captured_by_vllm
+from pdsim.cost.step_times import Graphs, StepTimes, captured_batches, captured_by_vllm
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.sim.instances.lockstep import mean_expert_tokens

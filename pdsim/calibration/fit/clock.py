@@ -18,7 +18,7 @@ _SOFT = 0.02
 size, so outliers count less.
 """
 _ITERATIONS = 8
-"""Number of iterations of GpuSlowdown.stretching. Each iteration multiplies the error of the forwards' times by
+"""Number of iterations of GpuSlowdown.stretching. Each iteration multiplies the error of the forwards' times by at most
 slowdown x utilisation.
 """
 
@@ -26,16 +26,14 @@ slowdown x utilisation.
 @dataclass(frozen=True)
 class GpuSlowdown:
     slowdown: float
-    """Additional time of a forward on a GPU that is always busy, divided by the forward's time on a GPU that was idle
-    before.
-    """
+    """Additional time of a forward on a GPU that is always busy, divided by the forward's time without slowdown."""
     memory_ns: float
     """Time constant in ns of the moving average of the GPU's utilisation."""
 
     def stretching(self, rows: Rows) -> Rows:
-        """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than on a GPU that was
-        idle before. If the rows are no log of a server (is_log), each forward began on an idle GPU, and became slower
-        only during its own time.
+        """Adds the column STRETCH to prefill rows: the factor by which each forward took longer than without slowdown.
+        If the rows are no log of a server (is_log), each forward is taken to begin on an idle GPU, and slows down only
+        by its own work.
         """
         if is_log(rows):
             return _stretched(rows, 1 + self.slowdown * utilisations(rows, self.memory_ns))
@@ -56,8 +54,8 @@ def gpu_slowdown(measurements: Measurements) -> GpuSlowdown | None:
 
 
 def _of_clock(rows: Rows) -> GpuSlowdown:
-    """The slowdown that fits rows of kind `clock` best. Assumes that, before the GPU slows down, forwards of equal size
-    take equal time.
+    """The slowdown that fits rows of kind `clock` best. Assumes that forwards of equal size would take equal time
+    without slowdown.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -79,8 +77,7 @@ def _of_clock(rows: Rows) -> GpuSlowdown:
 
 def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: float) -> Floats:
     """Factor by which GpuClock makes a forward longer that begins when the GPU has been busy for busy_ns since its last
-    pause. rested_ns: time of the forward on a rested GPU. slowdown: share by which a fully busy GPU is slower.
-    memory_ns: time in ns over which GpuClock averages how busy the GPU was.
+    long pause. rested_ns: time of the forward without slowdown. slowdown, memory_ns: see GpuSlowdown.
     """
     idle_at_start = np.exp(-busy_ns / memory_ns)
     x = rested_ns / memory_ns
@@ -91,9 +88,10 @@ def _stretch(rested_ns: Floats, busy_ns: Floats, slowdown: float, memory_ns: flo
 
 
 def _of_log(rows: Rows) -> GpuSlowdown:
-    """Fits the slowdown of a busy GPU to the forwards in a server's log. A table gives the time of a forward by its
-    size; the chosen slowdown leaves the smallest error of this table. All forwards ran on one GPU. Logs in which the
-    GPU is always equally busy do not show a slowdown.
+    """Fits the slowdown of a busy GPU to the forwards in a server's log, which are taken to have run on one GPU. A
+    table gives the time of a forward by its size; the chosen slowdown leaves the smallest mean error of this table. The
+    slowdown is 0 if it does not reduce this error by more than LEAST_GAIN. Logs in which the GPU is always equally busy
+    do not show a slowdown.
     """
     from scipy.optimize import minimize_scalar  # noqa: PLC0415  an extra
 

@@ -1,8 +1,8 @@
 """Finds in a server's log which prefill forwards were bound by their launch, and how long a launch takes.
 
 A forward that finds its GPU idle ends when the host has launched its last kernel, or later. If the host launches a
-forward while the GPU runs an earlier one, the forward takes only the time of its kernels: with fp8 on an H200, 13 ms
-for 500 tokens behind another forward, and 28 ms on an idle GPU (experiments/sglang-stamps-h200).
+forward while the GPU runs an earlier one, the forward takes only the time of its kernels: with fp8 on an H200, 10 ms
+for 301 to 600 tokens behind another forward, and 28 ms on an idle GPU (experiments/sglang-stamps-h200).
 """
 
 from collections.abc import Iterator
@@ -20,8 +20,9 @@ of ten pauses take less than 0.1 ms.
 
 
 def with_launches(measurements: Measurements) -> Measurements:
-    """Adds the column FOUND_IDLE to prefill rows from a real run's log, if the column makes their fit better. The
-    host's launches then determine the time of some forwards.
+    """Adds the column FOUND_IDLE to prefill rows that are a server's log (is_log) and ran without CUDA graphs, if the
+    column reduces the error of their fit by more than LEAST_GAIN. The host's launches then determine the time of some
+    forwards.
     """
     return replace(measurements, rows=tuple(map(_marked, measurements.rows)))
 
@@ -32,8 +33,9 @@ def launch_ns(prefill: FittedForm) -> float | None:
 
 
 def missing_work(prefill: FittedForm, measurements: Measurements) -> Iterator[str]:
-    """Yields a note if a log shows for how long launching a forward blocks the scheduler's loop, but no row of kind
-    `host` has the times of the loop's other work (start, result, send). prefill: the fitted forwards.
+    """Yields a note if a log shows for how long launching a forward blocks the scheduler's loop, but there are no
+    rows of kind `host`, which have the times of the loop's other work (start, result, send). prefill: the fitted
+    forwards.
     """
     found_ns = launch_ns(prefill)
     if found_ns is not None and not measurements.of("host"):
@@ -52,8 +54,8 @@ def _marked(rows: Rows) -> Rows:
 
 
 def _found_idle(rows: Rows) -> Floats:
-    """For each forward: 1 if its GPU was idle when the forward began, else 0. The GPU counts as idle if the forward
-    before ended at least _LEAST_PAUSE_S earlier.
+    """For each forward: 1 if its GPU was idle when the forward began, else 0. The GPU counts as idle before
+    the forward that ended first, and if the previous forward ended at least _LEAST_PAUSE_S earlier.
     """
     ends_s = rows.columns["end_s"]
     order = np.argsort(ends_s, kind="stable")

@@ -17,12 +17,13 @@ from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading", "decode_prefill")
 """Names of host rows, each of which gives the HostSettings field of the same name. start, launch, result, send: parts
-of the CPU time of a prefill loop. loading: time until a new instance's loop begins. decode_prefill: pauses of the GPU
-before and after a prefill forward between decode steps.
+of the CPU time of a prefill loop. loading: time from the restart of an instance until it serves. decode_prefill: pauses
+of the GPU before and after a prefill forward between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
-"""Kinds of rows to which no formula is fitted. For `host` rows, a profile has the median times. For the other kinds, a
-profile has the times minus those of fitted steps or transfers.
+"""Kinds of rows to which no Form is fitted. From `host` rows, a profile has medians, differences of medians, and a
+straight line over prompt lengths (rows named `submit`). From the other kinds, a profile has what is left of the times
+after the fitted times of steps or transfers are subtracted, or, for `loop` rows that have it, rest_us.
 """
 
 Times = dict[str, float]
@@ -34,11 +35,13 @@ def medians_ns(measurements: Measurements) -> Times:
 
 
 def loop_ns(medians: Mapping[str, float]) -> Times:
-    """CPU times in ns of the loop of a prefill instance, by the names in LOOP. medians: medians of host rows by name.
+    """Host times in ns by the names in LOOP. medians: medians of host rows in ns, by name. Names without rows are left
+    out, except for the following.
 
-    If no rows are named `start`, the time to start a forward is the median of `grant` (from decode's grant to the begin
-    of the forward) minus the median of `message` (the way of one message). Then decode_prefill, if no rows have this
-    name either, is the time to start a forward plus the time to handle its result (`result`).
+    If no rows are named `start`, but some `grant` and `message`, the time to start a forward is the median of `grant`
+    (from decode's grant to the begin of the forward) minus the median of `message` (the way of one message). Then
+    decode_prefill, if no rows have this name either, is the time to start a forward plus the time to handle its result
+    (`result`): a loop that also decodes spends these times while its GPU is idle.
     """
     times = {what: medians[what] for what in LOOP if what in medians}
     if "start" not in times and medians.keys() >= {"grant", "message"}:
@@ -49,7 +52,7 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
 
 def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Times:
     """Returns times in ns for the section front_end of a profile, from rows of kind `host` that real mode measured.
-    medians: medians of these rows, by name.
+    medians: medians of these rows in ns, by name. Empty: rows named route, admit, answer or message are missing.
 
     The time `service` is serial, because one process (the launcher) routes all requests. `latency_in`, the delay before
     prefill, includes decode's admission, which precedes the grant of pages.
@@ -68,8 +71,8 @@ def front_end_ns(measurements: Measurements, medians: Mapping[str, float]) -> Ti
 
 
 def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
-    """Two results: the fields of front_end with the serial time in ns per request and per prompt token, and the time in
-    ns of a request of num_tokens tokens. rows: times of the front end by prompt length.
+    """Two results: the fields of front_end with the serial time in ns per request and per prompt token, and the serial
+    time in ns of a request of num_tokens tokens. rows: times of the front end by prompt length.
     """
     tokens, times_ns = rows.columns["new_tokens"], rows.columns["time_ns"]
     service_ns, per_token_ns = _line(tokens, times_ns, np.ones_like(tokens))
@@ -121,7 +124,8 @@ class SendingTime:
 
 def _busy_workers(transport: str) -> int:
     """Number of a rank's transfer workers that were busy while rows of kind `sending` were measured, with many requests
-    sent to one decode instance. transport: name in the catalog.
+    sent to one decode instance. transport: name in the catalog. 1: the catalog lacks the transport, or all requests
+    to one decode instance have the same worker.
     """
     engine = load_transport(transport) if transport in names("transports") else None
     return engine.num_queues if engine is not None and engine.queue_by == "request" else 1
@@ -130,7 +134,8 @@ def _busy_workers(transport: str) -> int:
 def handover_ns(measurements: Measurements, medians: Mapping[str, float], transfer: FittedForm) -> Times:
     """The profile's field `handover`: the time in ns from the start of a transfer until decode streams the first token.
     The time for which the transfer worker sends is not included, nor is the latency of one message. medians: median
-    host times by name. transfer: the fitted times of transfers. Returns no field if the time was not measured.
+    host times by name. transfer: the fitted times of transfers. Returns no field if there are no rows of
+    kind `handover` for this transport, or no host rows named `message`.
     """
     sending = SendingTime.fitted(measurements, transfer)
     for rows in measurements.of("handover"):
@@ -142,8 +147,9 @@ def handover_ns(measurements: Measurements, medians: Mapping[str, float], transf
 
 
 def rest_ns(measurements: Measurements, decode: FittedForm) -> Times:
-    """Host time in ns between the steps of a decode loop. If the rows do not have this time, it is computed as the
-    loop's period minus the fitted time of the step. It then includes the errors of the step's fit.
+    """Host time in ns between the steps of a decode loop, as a straight line over the batch: decode_step, and
+    decode_request per request. If rows do not have this time (rest_us), the loop's period minus the fitted time of the
+    step is taken, which includes the errors of the step's fit. Empty: there are no rows of kind `loop`.
     """
     for rows in measurements.of("loop"):
         batch, period_ns = rows.columns["batch"], rows.columns["time_ns"]
@@ -159,7 +165,9 @@ _SHARES_GPUS = 0.3
 """If decode streams stall for a larger share of a prompt's TTFT than this, decode is taken to share GPUs with prefill.
 """
 _MOST_OVERHEAD = 0.9
-"""Largest accepted share of overhead (all time outside the forward) in the shortest TTFT."""
+"""Maximum of the overhead (all time outside the forward), as a share of the shortest TTFT. A larger overhead is cut to
+this share.
+"""
 CANNOT_TELL = (
     "the profile lacks what a client cannot measure: KV transfers, the scheduler's own time (part of forwards), "
     "mixed batches of prefill and decode, the size of the KV pool"
@@ -170,18 +178,19 @@ MESSAGES_NS = 2 * 50_000.0
 
 @dataclass(frozen=True)
 class RequestOverhead:
-    """The part of a request's TTFT that lies outside its forward, as a client measured it."""
+    """The part of a request's TTFT that lies outside its forward, computed from times that a client measured."""
 
     time_ns: float
     """Time in ns, the same for every request."""
     bursts: tuple[Rows, ...] = ()
     """Rows of kind `burst`: prompts that were sent together. Empty: none were measured."""
     notes: tuple[str, ...] = ()
-    """Sentences for the user on how time_ns was computed."""
+    """Sentences for the user: how time_ns was computed, and what a client cannot measure."""
 
     def front_end_ns(self, prefill: FittedForm) -> dict[str, float]:
         """The overhead as fields of front_end in ns. The part that requests pass one after another becomes the service
-        time, and the rest becomes latency. prefill: the fitted times of prefill forwards.
+        time. The rest becomes latency, without the time that a simulated request spends in messages (MESSAGES_NS).
+        prefill: the fitted times of prefill forwards.
         """
         service_ns = min(self._serial_ns(prefill), self.time_ns)
         return {"service": service_ns, "latency_in": max(0.0, self.time_ns - service_ns - MESSAGES_NS)}
@@ -190,7 +199,7 @@ class RequestOverhead:
         """Time in ns that each prompt adds because the server handles prompts one after another. Computed from prompts
         that were sent together, as the median over the measurements: from the last prompt's TTFT, `time_ns` and the
         times of two forwards are subtracted (one with the first prompt, one with all others); the rest is divided by
-        the number of prompts after the first.
+        the number of prompts after the first. 0: no prompts were sent together.
         """
         found: list[float] = []
         for rows in self.bursts:
@@ -224,8 +233,8 @@ def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestO
 
 def _overhead_ns(rows: dict[str, Rows]) -> tuple[float, tuple[str, ...]]:
     """Returns (time in ns, notes). The time is the part of a prompt's TTFT in which streams on the same GPUs continue,
-    so no forward runs for the prompt. If no streams ran on the same GPUs: the median time of a round trip. rows:
-    measured rows by kind.
+    so no forward runs for the prompt. If no streams ran on the same GPUs: the median time of a round trip; 0 if no
+    round trip was measured. rows: measured rows by kind.
     """
     if "stall" in rows:
         stall = rows["stall"].columns

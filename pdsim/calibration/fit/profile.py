@@ -1,4 +1,4 @@
-"""Makes a profile from measured rows: fits a formula to each kind of rows, and writes the results as a file."""
+"""Makes a profile from measured rows: fits formulas to times of steps, transfers and copies, and lays out the file."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
@@ -32,7 +32,7 @@ from pdsim.system.catalog import load_gpu, load_model, load_transport, names
 from pdsim.system.model import KV_DTYPES, ModelSpec
 
 TABLE_ABOVE = 0.05
-"""Mean error of a fit on held-out rows above which a fit with a table of times is tried, too."""
+"""Mean relative error of straight lines on held-out rows above which a table is tried. With CUDA graphs: always."""
 _PHASES: dict[str, tuple[Callable[[Rows], Form], Callable[[Rows], Form]]] = {
     "prefill": (regression.prefill_form, regression.prefill_table),
     "decode": (regression.decode_form, regression.decode_table),
@@ -67,15 +67,13 @@ class Calibration:
     """The results of fitting measured rows."""
 
     measurements: Measurements
-    """The rows that were fitted."""
+    """All measured rows. Those of kind `ttft` have become rows of kind `prefill` (without_overhead)."""
     fits: dict[str, FittedForm]
-    """For each kind of rows, or each transport: the formula for its times, with fitted coefficients and errors."""
+    """Fitted times of prefill, decode, gather and scatter, by kind of rows, and of transfers, by transport."""
     host_ns: dict[str, float]
     """Median times in ns of host work, by the name of the work, such as message."""
     clock: GpuSlowdown | None
-    """Slowdown of a GPU that was busy before. The fitted times of prefill then hold for a GPU that was idle before.
-    None: not measured.
-    """
+    """Slowdown of a busy GPU. The fitted times of prefill are then those without slowdown. None: not measured."""
     gpu: str | None
     """Name of the GPU in the catalog. The measured speed of staging is compared with this GPU's memory bandwidth. None:
     not known.
@@ -87,11 +85,10 @@ class Calibration:
 
 
 def calibrate(measurements: Measurements, *, gpu: str | None = None, table_above: float = TABLE_ABOVE) -> Calibration:
-    """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing, if the
-    GPU is not in the catalog, or if scipy is not installed.
+    """Fits the forms of a profile to measured rows. Raises ConfigError if rows of prefill or decode are missing or have
+    too few shapes, if the GPU is not in the catalog, or if scipy is not installed.
 
-    gpu: name of the GPU in the catalog. table_above: mean error on held-out rows above which a table is tried instead
-    of straight lines.
+    gpu: name of the GPU in the catalog; None: the GPU of the catalog that the rows name. table_above: see TABLE_ABOVE.
     """
     if find_spec("scipy") is None:
         raise ConfigError("fitting needs scipy: pip install 'pdsim[calibrate]'")
@@ -141,7 +138,8 @@ class _Known(NamedTuple):
     has_experts: bool
     """True: the model has routed experts."""
     tile_tokens: int | None
-    """Number of tokens in a tile of matrix products. None: the measured rows do not name their GPU, or their data type.
+    """Number of tokens in a tile of matrix products. None: the GPU or the data type is not known, the catalog
+    lacks the model, or data types have different tiles.
     """
 
     @classmethod
@@ -152,8 +150,8 @@ class _Known(NamedTuple):
 
 
 def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
-    """Yields a note if nearly all measured long forwards have multiples of _TILE_TOKENS tokens, at which kernels are
-    fastest. Yields nothing if the catalog has the tile size of the GPU's matrix products.
+    """Yields a note if most long prefill rows (_count_round_lengths) have multiples of _TILE_TOKENS tokens, at which
+    kernels are fastest. Yields nothing if the tile size of the GPU's matrix products is known.
     """
     for rows in measurements.of("prefill") if known.tile_tokens is None else ():
         num_round, num_long = _count_round_lengths(rows)
@@ -166,8 +164,8 @@ def _round_lengths(measurements: Measurements, known: _Known) -> Iterator[str]:
 
 
 def _count_round_lengths(rows: Rows) -> tuple[int, int]:
-    """Number of long prefill rows whose length is a multiple of _TILE_TOKENS, and number of all prefill rows of at
-    least _LONG_TOKENS. The first number is 0 unless nearly all long rows have such lengths.
+    """Number of long prefill rows (at least _LONG_TOKENS new tokens) whose length is a multiple of _TILE_TOKENS, and
+    number of all long rows. The first number is 0 if it is below the share _MOSTLY_ROUND of the second.
     """
     tokens = rows.columns["new_tokens"]
     tokens = tokens[tokens >= _LONG_TOKENS]
@@ -215,9 +213,10 @@ def profile_of(made: Calibration, name: str, command: str, *, host_slowdown: flo
 
 
 def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Known, *, by_ratio: bool) -> FittedForm:
-    """Fits a formula to the times of one kind of rows. clock: slowdown of a busy GPU; None: not measured. table_above:
-    mean error of straight lines on held-out rows above which a table is tried. by_ratio: True: a client of a server
-    measured the times, so the fit counts errors as ratios, not as differences.
+    """Fits a formula to the times of one kind of rows. For steps, a table replaces straight lines if its median error
+    on held-out rows is smaller. table_above: mean error of lines above which a table is tried; with CUDA graphs always.
+    clock: slowdown of a busy GPU; None: not measured. by_ratio: True: a client of a server measured the times, so the
+    fit counts errors as ratios, not as differences. Raises ValueError if rows have too few shapes.
     """
     if rows.kind == "transfer":
         return fit(partial(regression.transfer_form, _overlap(rows.name)), rows)
@@ -237,9 +236,9 @@ def _fit(rows: Rows, clock: GpuSlowdown | None, table_above: float, known: _Know
 
 def _forms(rows: Rows, known: _Known) -> tuple[Callable[[Rows], Form], Callable[[Rows], Form]]:
     """Returns two functions from measured rows to a formula (Form) for the times of prefill or decode: one with
-    straight lines, one with a table. rows: the measured rows. known: catalog data on the measured model and GPU. For a
-    model with experts, padding takes no time (requests that a CUDA graph computes beyond the batch), because all of it
-    chooses the same experts (experiments/expert-parallel-two-h200).
+    straight lines, one with a table. rows: the measured rows. known: catalog data on the measured model and GPU. In
+    decode steps of a model with experts, a CUDA graph's rows without a request take no time besides that of their KV,
+    because all of them choose the same experts (experiments/expert-parallel-two-h200).
     """
     affine, table = _PHASES[rows.kind]
     fixed: dict[str, Any] = {"has_free_rows": known.has_experts}
@@ -347,8 +346,8 @@ def _is_of_table(name: str) -> bool:
 
 
 def _front_end(made: Calibration) -> dict[str, Any]:
-    """Returns the section front_end of the profile. If real mode measured the rows, the section sets holds_client: in
-    real mode, one thread of the launcher handles the requests one after another, and clients share this thread.
+    """Returns the section front_end of the profile. With host rows named `submit`, which real mode measures, the
+    section sets holds_client: one thread of the launcher handles the requests one after another, and clients share it.
     """
     if made.overhead is not None:
         return _times(made.overhead.front_end_ns(made.fits["prefill"]))
@@ -368,9 +367,9 @@ def _link(fitted: FittedForm, sending: machine.SendingTime) -> dict[str, Any]:
 
 
 def _staging(made: Calibration) -> dict[str, Any]:
-    """The section `staging` of the profile. The host time of a copy is the median time to submit it, plus the fitted
-    time of a copy of 0 bytes. Its efficiency is a share of memory bandwidth, where each byte counts twice: read and
-    written.
+    """The section `staging` of the profile. Empty: the GPU is not known. The host time of a copy is the median time to
+    submit it, plus the fitted time of a copy of 0 bytes. A copy's efficiency is a share of memory bandwidth, where each
+    byte counts twice: read and written.
     """
     if made.gpu is None:
         return {}
@@ -418,7 +417,7 @@ def _ranges(measurements: Measurements) -> dict[str, list[float]]:
 
 
 def _described(fitted: FittedForm) -> dict[str, Any]:
-    """Describes a fit in the profile: its measured rows, its errors, and its coefficients in ns."""
+    """Describes a fit in the profile: numbers of rows and shapes, errors, and coefficients in ns with intervals."""
     return {
         "form": fitted.form.name,
         "rows": len(fitted.rows),

@@ -1,5 +1,5 @@
-"""Fits step times by least squares of relative errors; outliers hardly affect the fit. A form is a sum of terms with
-coefficients of at least 0. Needs scipy.
+"""Fits times of steps, transfers and copies by least squares of relative errors; outliers hardly affect the fit. A form
+is a sum of terms with coefficients of at least 0. Needs scipy.
 
 Errors are found by holding out whole shapes (rows of similar size), and intervals by a bootstrap over shapes. A
 monotone table is also a sum of terms: a first value, and a step from each knot to the next.
@@ -26,8 +26,8 @@ ABOVE_LEAST = (1.3, 3.0)
 """Two limits that a fit tries, as factors over the smallest time. Rows below a limit are taken to be bound by the
 minimum time, rows above by work."""
 LEAST_GAIN = 0.05
-"""A further effect (tiles, or the slowdown of a busy GPU) is fitted only if it removes this share of the fit's error.
-"""
+"""A further effect (tiles, launches, a busy GPU's slowdown) is fitted only if it removes more than this share of the
+fit's error."""
 STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
@@ -40,9 +40,9 @@ WAVES = (1, *(2**k for k in range(6, 12)))
 @dataclass(frozen=True)
 class Form:
     """A formula for times in ns: the sum of coefficient x term over `terms`, but at least the same sum over `least`.
-    terms, least: functions of the rows' columns, by the name of the coefficient. overlap: share by which posting
-    descriptors and moving bytes of a transfer overlap; None: no transfer. knots: sizes at which the pieces of a table
-    meet; empty: no table. wave_tokens, tile_tokens: see `prefill_form`.
+    terms, least: functions of the rows' columns, by the name of the coefficient. overlap: share of the time of
+    posting a transfer's descriptors in which bytes move, too; the longer of the two counts. None: no transfer. knots:
+    sizes at which the pieces of a table meet; empty: no table. wave_tokens, tile_tokens: see `prefill_form`.
     """
 
     name: str
@@ -60,8 +60,7 @@ class Form:
     by_ratio: bool = False
     """True: errors are ratios of fit to measurement, so that half and twice the time are equally wrong. False: errors
     are relative to the measured time, so that half the time is less wrong than twice. Times that a client measures may
-    vary by a factor within one shape; a fit with False is then near the shortest times.
-    """
+    vary by a factor within one shape; a fit with False is then near the shortest times."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -100,9 +99,10 @@ class Form:
 
 
 def prefill_form(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> Form:
-    """A form that is linear in a prefill's tokens, prompts, and pairs of a new token and a token that it attends to.
-    Graphs have a coefficient for pairs of their own, for another attention kernel. wave_tokens: in graphs, new tokens
-    of pairs are rounded up to a multiple of this. tile_tokens: the same for tokens without graphs. 1: no rounding.
+    """A form with a minimum time, otherwise linear in a prefill's tokens, prompts, context tokens, and pairs of a new
+    token and a token that it attends to; graphs use another attention kernel, with its own time per pair. wave_tokens:
+    in graphs, pairs with the context count new tokens rounded up to a multiple of this. tile_tokens: without graphs, a
+    forward of more than LEAST_TILES tiles counts tokens rounded up to a multiple of this. 1: no rounding.
     """
     computed = partial(_computed, tile_tokens=tile_tokens)
     terms: dict[str, Term] = {"base": _one, "per_token": computed, "per_pair": _pairs}
@@ -146,8 +146,8 @@ def prefill_table(rows: Rows, wave_tokens: int = 1, tile_tokens: int = 1) -> For
 
 
 def best_wave(rows: Rows) -> int:
-    """Returns the number to whose multiples attention rounds a prompt's new tokens: the number with which
-    `prefill_table` fits these rows best. 1: no rounding, because no forward ran in a CUDA graph.
+    """Returns the number to whose multiples attention rounds a forward's new tokens: the one of WAVES with which
+    `prefill_table` fits these rows best (misfit). 1: no rounding fits best, or no forward ran in a CUDA graph.
     """
 
     def error(wave_tokens: int) -> float:
@@ -157,8 +157,8 @@ def best_wave(rows: Rows) -> int:
 
 
 def best_tile(rows: Rows) -> int:
-    """Number of tokens per tile of matrix products that fits these rows best, if products take time per whole tile. 1:
-    no tiles improve the fit enough, or the forwards ran in CUDA graphs.
+    """Number of tokens per tile of matrix products: the one of TILES with which straight lines fit these rows best. 1:
+    no tiles reduce the misfit by more than LEAST_GAIN, or some forwards ran in CUDA graphs.
     """
     if rows.columns["graph"].any():
         return 1
@@ -168,12 +168,12 @@ def best_tile(rows: Rows) -> int:
 
 
 def misfit(form: Form, rows: Rows) -> float:
-    """Mean of the absolute errors of a form that is fitted to all rows."""
+    """Mean of the absolute relative errors of a form that is fitted to all rows."""
     return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
 
 
 def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
-    """A form like `decode_form`, but with times by graph size, or by batch size with has_free_rows (see Form)."""
+    """A form like `decode_form`, but with a table of times by _padded_batch, or by _batch with has_free_rows."""
     lines, size = decode_form(rows, has_free_rows=has_free_rows), _batch if has_free_rows else _padded_batch
     knots = _knots(size(rows.columns))
     beyond = {name: term for name, term in lines.terms.items() if name not in {"base", "per_request"}}
@@ -181,8 +181,8 @@ def decode_table(rows: Rows, *, has_free_rows: bool = False) -> Form:
 
 
 def transfer_form(overlap: float, rows: Rows) -> Form:
-    """The formula for the time of a batch of pages. overlap: share by which posting descriptors and moving bytes
-    overlap. If all rows have the same number of descriptors, the batch's fixed time includes the time of posting them.
+    """The formula for the time of a transfer, which is one batch of descriptors. overlap: as in Form. If all rows have
+    the same number of descriptors, the fixed time of a batch includes the time of posting them.
     """
     differ = bool(np.ptp(rows.columns["num_descriptors"]))
     descriptors: Term = _column("num_descriptors") if differ else lambda columns: 0 * columns["num_descriptors"]
@@ -219,7 +219,7 @@ def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
 
 
 def _are_short(rows: Rows) -> NDArray[np.bool_]:
-    """Rows whose times are near the shortest time, so that the minimum time may explain them."""
+    """True for rows whose times are at most ABOVE_LEAST[0] times the shortest: the minimum time may explain them."""
     times_ns = rows.columns["time_ns"]
     return np.asarray(times_ns <= ABOVE_LEAST[0] * times_ns.min())
 
@@ -232,8 +232,8 @@ def _continued(columns: Columns) -> Floats:
 
 
 def _knots(values: Floats) -> tuple[float, ...]:
-    """Measured values that become the knots of a table: the smallest, the largest, and values between them at even
-    distances on a logarithmic scale.
+    """Measured values that become the knots of a table: all, or, if there are more than MOST_KNOTS, the smallest, the
+    largest, and values between them at about even distances on a logarithmic scale.
     """
     known = np.unique(values)
     if len(known) > MOST_KNOTS:
@@ -278,13 +278,11 @@ LEAST_RATIO = 1e-6
 NUM_FOLDS = 5
 NUM_SAMPLES = 100
 ROWS_OF_SHAPE = 12
-"""Number of rows that each sample of the bootstrap draws for one shape, that is, one size of forwards."""
+"""Maximum number of rows by which a shape is represented in the bootstrap, evenly spread over all rows of the shape."""
 INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap's coefficients between which an interval lies."""
 SHAPES_PER_DOUBLING = 2
-"""Number of size classes between a size and twice the size. Rows of one class count as one shape, because steps of
-nearly equal sizes have nearly equal times.
-"""
+"""Number of size classes between a size and its double. Rows of one class, with nearly equal times, are one shape."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +296,7 @@ class FittedForm:
     num_shapes: int
     """Number of groups of measured rows with about equal sizes (Form.shape)."""
     held_out: Floats
-    """Relative error for each row of a fit to the rows of all other shapes. Positive: the fitted time is too high."""
+    """Relative error of each row in a fit without the row's shape (_held_out). Positive: the fit is too high."""
 
     @cached_property
     def intervals(self) -> dict[str, tuple[float, float]]:
@@ -322,12 +320,12 @@ class FittedForm:
 
     @property
     def error(self) -> float:
-        """Mean of the absolute errors of held-out rows."""
+        """Mean of the absolute relative errors of held-out rows."""
         return float(np.abs(self.held_out).mean())
 
     @property
     def typical_error(self) -> float:
-        """Median of the absolute errors of held-out rows. A machine that is slow for a while does not change it."""
+        """Median of the absolute relative errors of held-out rows. A briefly slow machine does not change it."""
         return float(np.median(np.abs(self.held_out)))
 
     @property
@@ -336,13 +334,13 @@ class FittedForm:
 
     @property
     def bias(self) -> float:
-        """Median error of held-out rows. Positive: the fit is too high."""
+        """Median relative error of held-out rows. Positive: the fit is too high."""
         return float(np.median(self.held_out))
 
 
 def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) -> FittedForm:
-    """Fits the form that form_of makes for rows. Raises ValueError if there are too few shapes to hold some of them
-    out. by_ratio: as in Form.
+    """Fits the form that form_of makes for rows. Raises ValueError if fewer shapes than coefficients are left when
+    one of NUM_FOLDS parts is held out. by_ratio: as in Form.
     """
 
     def chosen(rows: Rows) -> Form:
@@ -368,7 +366,7 @@ def fit(form_of: Callable[[Rows], Form], rows: Rows, *, by_ratio: bool = False) 
 def _robust(form: Form, columns: Columns, near: Floats | None = None) -> Floats:
     """Coefficients of a fit that outliers hardly affect. Internally, each coefficient is scaled by the value with which
     its term alone would explain the mean time. near: coefficients that are known to be close. None: the fit starts from
-    several values.
+    those of `_starts`, and the result with the smallest cost is returned.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
@@ -412,7 +410,7 @@ def _plain(design: Floats, times_ns: Floats) -> Floats:
 
 
 def plain_least_squares(design: Floats, wanted: Floats) -> Floats:
-    """The coefficients of at least 0 with the smallest sum of squared errors. wanted: the times to explain."""
+    """The coefficients of at least 0 for which design x coefficients is nearest to `wanted`, by squared errors."""
     from scipy.optimize import nnls  # noqa: PLC0415  an extra
 
     size = np.maximum(design.mean(axis=0), 1e-300)
@@ -434,7 +432,9 @@ def _shapes(form: Form, columns: Columns) -> tuple[NDArray[Any], int]:
 
 
 def _held_out(form_of: Callable[[Rows], Form], rows: Rows, shapes: NDArray[Any]) -> Floats:
-    """Relative error of each row in a fit that leaves out the rows of its shape, and a table's entry at this shape."""
+    """Relative error of each row in a fit without the row's shape. Each of NUM_FOLDS fits leaves out every NUM_FOLDS-th
+    shape, and takes the knots of a table from the other rows.
+    """
     errors = np.empty(len(rows))
     for fold in range(NUM_FOLDS):
         out = shapes % NUM_FOLDS == fold

@@ -148,8 +148,8 @@ def flags_of(pair: tuple[Ranks, Ranks]) -> list[str]:
 
 @dataclass(frozen=True)
 class Rows:
-    """All rows of one kind. name: value of the column that divides this kind of rows (Kind.divided_by), such as the
-    transport of transfers. Empty: the kind is not divided.
+    """All rows of one kind, one name, and one number of ranks. name: value of the column that divides this kind of rows
+    (Kind.divided_by), such as the transport of transfers. Empty: the kind is not divided.
     """
 
     kind: str
@@ -162,8 +162,8 @@ class Rows:
 
     @property
     def role(self) -> str:
-        """Role (prefill or decode) for which the times depend on the number of ranks. Empty: the times depend on no
-        number of ranks.
+        """Role (prefill or decode) of the instances on whose number of ranks the times depend. Empty: the times depend
+        on no number of ranks.
         """
         return _HOST_ROLES.get(self.name, "") if self.kind == "host" else KINDS[self.kind].role
 
@@ -198,9 +198,10 @@ class Measurements:
         return tuple(rows for rows in self.rows if rows.kind == kind)
 
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
-        """Returns only the measurements with the given parallel sizes. Rows of kinds that do not depend on ranks are
-        kept. For a kind in OF_PAIRS without rows of these sizes, the rows of one rank are kept instead. prefill,
-        decode: the wanted parallel sizes of prefill and of decode instances.
+        """Returns only the measurements with the given parallel sizes. Of kinds that do not depend on ranks, the rows
+        of one rank are kept. For a kind in OF_PAIRS without rows of these sizes, the rows of one rank are kept instead.
+        Notes name the kinds without any such row. prefill, decode: the wanted parallel sizes of prefill and of decode
+        instances.
 
         Raises ConfigError if there are rows of prefill or decode forwards, but none with the wanted sizes.
         """
@@ -231,8 +232,8 @@ class Measurements:
 def read_rows(paths: Sequence[Path]) -> Measurements:
     """Reads files of measured times. Raises ConfigError, which names the file, line and column of a mistake.
 
-    `pdreal measure` measures each shape of a forward in several rounds. The rows of all rounds become one row with the
-    mean time, in which slow rounds count as much as fast ones, as they would in a run.
+    `pdreal measure` measures each shape of a forward in several rounds. The rounds of a shape (rows of prefill and
+    decode with `repeats`) become one row with the mean time, in which slow rounds count as they would in a run.
     """
     found: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
     rounds: dict[tuple[str, str, Ranks], list[dict[str, float]]] = {}
@@ -328,8 +329,9 @@ def _provenance(path: Path, lines: Sequence[Mapping[str, str]]) -> dict[str, str
 
 
 def _kind(line: Mapping[str, str], where: str) -> str | None:
-    """The kind of a row, from the row's values by column. where: names the row in messages of errors. None: the row was
-    measured for comparison, and is not used.
+    """The kind of a row, from the row's values by column. where: names the row in messages of errors. None: the row is
+    not used, because it times a plain copy or another kernel for comparison, or because a kernel has no time. Raises
+    ConfigError if the kind is unknown.
     """
     if "kind" in line:
         kind = line["kind"]

@@ -92,8 +92,8 @@ def time_ratios(source: GpuSpec, target: GpuSpec, weights: tuple[Dtype, Dtype]) 
     """For each operator: its time on `target` divided by its time on `source`, with the range of this ratio (Ratio).
     weights: data types of the weights on source and on target.
 
-    If a GPU was timed only with matrix products of another data type, the share of the nominal FLOP/s that these
-    reached is also assumed for the wanted type.
+    If a GPU was timed only with matrix products of another data type, the share of the nominal rate (FLOP/s, or memory
+    bandwidth) that these reached is also assumed for the wanted type.
     """
     return {operator: _ratio(operator, source, target, weights) for operator in OPERATORS}
 
@@ -148,7 +148,7 @@ class GpuScaling:
     tp: int
     """Number of ranks (tensor-parallel size) of each server, the same on both GPUs."""
     weight_dtypes: tuple[Dtype, Dtype]
-    """Data types of the weights in the measured profile, and in the derived one."""
+    """Data types of the weights in the measured profile, which are taken to be the model's, and in the derived one."""
     ratios: Mapping[Operator, Ratio]
     """For each operator: its time on the target divided by its time on the source."""
 
@@ -170,7 +170,7 @@ class GpuScaling:
     @property
     def notes(self) -> tuple[str, ...]:
         """A note that names the operators that were not measured on both GPUs at equal sizes. For these operators,
-        ratios of times come from nominal rates, and have no confidence interval. Empty: there are no such operators.
+        ratios of times come from nominal rates, and low and high are equal. Empty: there are no such operators.
         """
         bare = [operator for operator, ratio in self.ratios.items() if not ratio.num_shapes]
         gpus = f"{self.source.name} and {self.target.name}"
@@ -184,8 +184,9 @@ class GpuScaling:
         return 1e9 * self.model.shared_bytes_read / self.tp / rate
 
     def cost(self, cost: CostChoice, end: str) -> dict[str, Any]:
-        """The cost of prefill and of decode, scaled to the target GPU, by role. cost: that of the measured profile.
-        end: which ratio of each operator to use: `low`, `best` or `high`.
+        """The sections `prefill` and `decode` of the derived profile's cost, scaled to the target GPU. cost: that of
+        the measured profile. end: which ratio of each operator to use: `low`, `best` or `high`. Raises ConfigError if
+        decode is not affine, or prefill neither affine nor a table.
         """
         ratio = {operator: getattr(ratio, end) for operator, ratio in self.ratios.items()}
         prefill, token_ns = _prefill(cost.prefill, ratio)
@@ -194,7 +195,8 @@ class GpuScaling:
     def measured(self, settings: MeasuredSettings) -> dict[str, Any]:
         """Returns the field `measured` for the cost of the derived profile: the setup for which the profile's times
         hold. settings: the same field of the measured profile. The result names the target GPU and the target's weight
-        type; its field scaled_from names the source GPU and the source's weight type.
+        type; its field scaled_from names the source GPU and the source's weight type. If the measured profile does not
+        name its model, its field is returned unchanged.
         """
         setup = settings.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         if settings.model is None:
@@ -240,6 +242,7 @@ def _prefill(settings: Any, ratio: Mapping[Operator, float]) -> tuple[Affine, fl
 def scale(path: Path, scaling: GpuScaling, name: str, command: str) -> dict[str, Any]:
     """The content of the derived profile: scaled coefficients, their intervals, and where they come from. path: file of
     the measured profile. name: name of the derived profile. command: the command that made the derived profile.
+    Raises ConfigError if the profile is scaled already, or has a cost that cannot be scaled (GpuScaling.cost).
     """
     profile, cost = read_profile(path), load_cost(path)
     if cost.uncertain:
@@ -284,8 +287,8 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
 
 
 def _section(settings: Affine) -> dict[str, Any]:
-    """The profile's section for a fitted cost model: those settings that differ from their defaults, each rounded to
-    four significant digits.
+    """The profile's section for a fitted cost model: those settings that differ from their defaults, with floats
+    rounded to four significant digits.
     """
     changed = {
         field.name: _rounded(getattr(settings, field.name))

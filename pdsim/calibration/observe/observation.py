@@ -37,7 +37,7 @@ from pdsim.system.catalog import names
 ROWS, SERVER, LOAD = "rows.csv", "server.json", "load.json"
 _SIZES = ("kind", "new_tokens", "context_tokens", "prompts", "batch", "time_us")
 _MOST_BUSY = 3
-"""The observation stops after this many refusals by a busy server."""
+"""Maximum number of refusals by a busy server. At a further one, the observation ends."""
 _SETTLE_S, _MOST_SETTLE_S = 0.05, 1.0
 """Minimum wait for a server to notice ended streams, and maximum wait while its metrics still count them, in s."""
 
@@ -161,8 +161,9 @@ class Session:
                 self._settle()
 
     def _settle(self) -> None:
-        """Waits until the server has ended all streams of the previous probe. The next probe then runs alone, and the
-        number of requests in flight stays within its maximum.
+        """Waits until the server's metrics no longer count streams of the previous probe, but hardly longer than
+        _MOST_SETTLE_S. The next probe then runs without these streams, and the number of requests in flight stays
+        within its maximum.
         """
         end_s = time.monotonic() + _MOST_SETTLE_S
         time.sleep(_SETTLE_S)
@@ -225,7 +226,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_load(path: Path) -> list[dict[str, Any]]:
     """Reads the runs of the load that `pdsim observe` sent, from the folder of an observation or its load file. Returns
-    the entries of `arms`, one per run. Raises ConfigError if the file is missing or wrong.
+    the entries of `arms`, one per run. Raises ConfigError if the file is missing or wrong, or has no runs.
     """
     path = path / LOAD if path.is_dir() else path
     try:
@@ -243,8 +244,9 @@ def read_load(path: Path) -> list[dict[str, Any]]:
 
 
 def _check(arms: Any) -> None:
-    """Raises KeyError or ValueError if a run of an observation file is wrong. arms: the runs of the loads, as JSON. The
-    message gives the wrong field, its value, and the possible values.
+    """Raises KeyError with the name of the field if a run of a load file lacks a field, and ValueError if a field is
+    wrong: the message gives the field, its value, and the possible values. Other structures may raise TypeError. arms:
+    the runs of the loads, as JSON.
     """
     for i, arm in enumerate(arms):
         arm["name"]
@@ -288,8 +290,9 @@ def summary_of(requests: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _itl_ms(requests: Iterable[Mapping[str, Any]]) -> Iterator[float]:
-    """Yields the gaps between tokens in ms. A streamed event may have several tokens; the time between two events is
-    then divided equally among them. requests: events and tokens of each request, as `play` returns them.
+    """Yields the gaps between tokens in ms. If streamed events have several tokens, each time between two events is
+    divided by the request's mean number of tokens per event. requests: events and tokens of each request, as `play`
+    returns them.
     """
     for one in requests:
         tokens_per_event = max(1.0, one["output_tokens"] / len(one["event_s"]))

@@ -25,24 +25,24 @@ are timed.
 """
 ROUND_TRIPS = 5
 SETUP_REQUESTS = 4
-"""Maximum number of requests that pdsim sends before all loads, to learn the token counts of prompts and the fields
-that the server refuses.
+"""Maximum number of completions that pdsim requests before the first probe, to learn the token counts of prompts and
+the fields that the server refuses.
 """
 LOAD_REQUESTS_PER_SLOT = 20
 LOAD_SHARE = 0.25
-"""Share of an observation's time and requests that probes leave to `loads`, which run last."""
+"""Share of an observation's time, and maximum share of its requests, that probes leave to `loads`, which run last."""
 LOAD_OUTPUT_TOKENS = (16, 64)
 
 
 class Probe(NamedTuple):
-    """One measurement of a server: requests that are sent together. kind: kind of the measured rows, or `prefix`. what:
-    text on what the probe measures.
+    """One measurement of a server: requests that are sent together, or, for `prefix`, one after another. kind: kind of
+    the measured rows, or `prefix` (rows of kind `ttft`). what: text on what the probe measures.
     """
 
     kind: str
     num_requests: int
     prompt_tokens: int
-    """Number of tokens of each prompt."""
+    """Number of tokens of each prompt. For `stall`: of the prompt that is sent while streams run."""
     output_tokens: int
     """Maximum number of output tokens of each request."""
     what: str
@@ -51,13 +51,13 @@ class Probe(NamedTuple):
 @dataclass(frozen=True)
 class ObservationBudget:
     num_minutes: float = 10.0
-    """Maximum duration of the observation in minutes."""
+    """Time in minutes after which no probe begins, and loads send no request. Requests in flight then end normally."""
     num_requests: int = 600
-    """Maximum number of requests in total."""
+    """Maximum number of completions that are requested in total."""
     concurrency: int = 16
     """Maximum number of requests that are in flight at a time."""
     longest_prompt: int = 4096
-    """Length of the longest prompt in tokens."""
+    """Maximum length of a prompt in tokens."""
 
 
 def one_round(budget: ObservationBudget) -> list[Probe]:
@@ -118,8 +118,8 @@ class Load:
 
 
 def loads(budget: ObservationBudget) -> tuple[Load, ...]:
-    """Two loads: one with half the maximum concurrency, and one with the maximum concurrency. The budget limits their
-    requests.
+    """Two loads: one with half the maximum concurrency, and one with the maximum concurrency. Only the second if the
+    maximum is 1. The budget limits their requests.
     """
     sizes = sorted({max(1, budget.concurrency // 2), budget.concurrency})
     return tuple(Load(f"c{size}", size, tuple(_drawn(size, budget))) for size in sizes)
@@ -144,7 +144,7 @@ def _lengths(longest: int) -> list[int]:
 
 
 def _powers(first: int, last: int, factor: int) -> list[int]:
-    """The numbers first, first x factor, first x factor^2, ... up to `last`."""
+    """The numbers first, first x factor, first x factor^2, ... below `last`, and `last`."""
     found = [min(first, last)]
     while found[-1] * factor < last:
         found.append(found[-1] * factor)
@@ -152,7 +152,7 @@ def _powers(first: int, last: int, factor: int) -> list[int]:
 
 
 def _every_other(lengths: list[int]) -> list[int]:
-    """Every second length, beginning with the second shortest."""
+    """Every second length, beginning with the third shortest. Of fewer than three lengths: the longest."""
     return lengths[2::2] or lengths[-1:]
 
 
@@ -167,9 +167,7 @@ _CACHED = 0.7
 first prompt's TTFT.
 """
 _WARM_STEPS = 8
-"""Minimum number of steps of a stream before another prompt delays the stream, and minimum number of steps after the
-delay.
-"""
+"""Minimum number of events of a stream before another prompt is sent, which delays the stream."""
 
 
 def round_trips(server: ServerClient) -> Iterator[Row]:
@@ -189,8 +187,9 @@ def _ttft(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _prefix(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """Rows of three prompts, which show how much of a prefix the server caches. The second differs from the first in
-    its last quarter, the third only in its last few tokens.
+    """Sends three prompts one after another, and yields rows of kind `ttft` for the second and the third, which show
+    how much of a prefix the server caches. The second prompt differs from the first in its last quarter, the third only
+    in its last few tokens.
     """
     quarter, end = probe.prompt_tokens // 4, min(SHORTEST_TOKENS, probe.prompt_tokens // 8)
     head, middle = server.text(probe.prompt_tokens - quarter), server.text(quarter - end)
@@ -216,7 +215,7 @@ def _burst(server: ServerClient, probe: Probe) -> Iterator[Row]:
 
 
 def _decode(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """A row with the mean decode step while all streams of the probe decode."""
+    """A row with the mean decode step while all streams of the probe decode. No row: they overlapped too briefly."""
     enough = Enough(probe.num_requests, STEPS_TIMED)
     done = _together(server, probe, enough)
     begin_ns = max(one.event_ns[0] for one in done)
@@ -236,7 +235,7 @@ def _tokens_before(completion: Completion, time_ns: float) -> float:
 
 class Enough:
     """Callback for the events of several streamed completions at once (OnEvent). Counts events from the time when every
-    completion has its first event. When each completion has num_events further events, ends all completions.
+    completion has its first event. When each completion has more than num_events counted events, ends all.
     """
 
     def __init__(self, num_streams: int, num_events: int) -> None:
@@ -263,7 +262,8 @@ def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
     """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called with a
-    completion at each of its events; returns False to end it (OnEvent). Raises the first ServerError.
+    completion at each of its events; returns False to end it (OnEvent). Raises ServerError if a
+    completion fails.
     """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))
@@ -282,8 +282,9 @@ def _together(
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
-    """A row with the time for which a prompt makes running streams wait: the sum of the streams' gaps between tokens
-    until the prompt's first token, less the usual length of as many gaps.
+    """A row with the time for which a prompt makes running streams wait, as the mean over the streams: the time from a
+    stream's last event before the prompt was sent to its first event after the prompt's first token, less the usual
+    length of as many gaps between events. No row: no stream ran before and after the prompt.
     """
     over = threading.Event()
     warm = [threading.Event() for _ in range(probe.num_requests - 1)]
@@ -340,7 +341,7 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
     """Sends a load to a server, with a fixed number of requests in flight. Returns the run as JSON: for each request
     its numbers of tokens and its times in s since the first request was sent; and mean times of stages, if the server
-    reports them. Sends no request after `end_s`, in s of the monotonic clock.
+    reports them. Sends no request after `end_s`, in s of the monotonic clock. Raises ServerError if a request fails.
     """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
@@ -415,8 +416,8 @@ def totals(metrics: str) -> Totals:
 
 def mean_stages_ms(before: Totals, after: Totals, num_requests: int) -> dict[str, float]:
     """Mean time in ms of each stage between two readings of the server's metrics, as fields of a summary. num_requests:
-    number of requests that were sent between the readings. A stage with another number of requests is left out, because
-    other clients sent some.
+    number of requests that were sent between the readings. A stage that counted another number of requests is left
+    out, because its sum may include requests of other clients.
     """
 
     def growth(stage: str, part: str) -> float:

@@ -1,5 +1,5 @@
-"""A client of servers with OpenAI's API, which measures the times of streamed completions. Uses only the standard
-library.
+"""A client of servers with OpenAI's API, which measures the times of streamed completions. Sends requests with
+the standard library alone.
 """
 
 import json
@@ -23,12 +23,12 @@ OPTIONAL_FIELDS: Mapping[str, Any] = {
     "ignore_eos": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
 }
-"""Fields of requests that the first release of OpenAI's API did not have. The client leaves them out if the server
-refuses them.
+"""Fields of streamed requests that some servers with OpenAI's API refuse. The client then leaves out ignore_eos, and
+stream_options too if the server still refuses the request.
 """
 _INFO_PATHS = ("/get_server_info", "/server_info", "/version", "/props")
-"""Paths under which servers describe themselves: earlier and newer releases of SGLang, vLLM, and llama.cpp, in this
-order.
+"""Paths under which servers describe themselves, in this order: SGLang's earlier releases, SGLang's newer releases,
+vLLM, llama.cpp.
 """
 _ENGINES = {
     "sglang:": "SGLang",
@@ -49,8 +49,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class ServerError(Exception):
-    """Raised if the server answers with anything else than a completion. status: HTTP status; 0: there is none.
-    retry_after_s: time in s that the server asks to wait.
+    """Raised if the server does not answer, or if its answer is not the expected one.
+
+    status: HTTP status of the answer; 0: there is no answer, or an answer of status 200 is wrong. retry_after_s: time
+    in s that the server asks to wait, at most 30; 1 if an error status comes without such a time; 0 if status is 0.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after_s: float = 0.0) -> None:
@@ -79,9 +81,7 @@ class Completion:
     prompt_tokens: int = 0
     """Number of prompt tokens. If the server does not report it: estimated from the number of characters."""
     output_tokens: int = 0
-    """Number of output tokens that the server reports. If the server reports none: number of events of the token
-    stream.
-    """
+    """Number of output tokens that the server reports. If the server reports none: number of events with tokens."""
     cached_tokens: int | None = None
     """Number of the prompt's tokens that the server had cached. None: the server does not report it."""
 
@@ -107,8 +107,11 @@ class ServerClient:
     def __init__(
         self, url: str, *, model: str | None = None, api_key: str | None = None, timeout_s: float = 120
     ) -> None:
-        """url: address of the server. model: the server's name of the model; None: its first. api_key: sent as bearer
-        token; None: none. timeout_s: maximum wait for an answer in s.
+        """url: address of the server. model: the server's name of the model; None: `describe` takes the first model
+        that the server lists. api_key: sent as bearer token; None: user and password in the URL, if any, are sent as
+        basic authentication. timeout_s: maximum wait in s for the connection, and for each further part of an answer.
+
+        Raises ConfigError if `url` is no address of a server.
         """
         parts = _address(url)
         self._is_https, self._host, self._port = parts.scheme == "https", parts.hostname or "", parts.port
@@ -130,9 +133,11 @@ class ServerClient:
         self.model = model or ""
 
     def describe(self) -> dict[str, Any]:
-        """Everything that the server says about itself: url, model, server (engine), tp, version, metrics (True: it has
-        some), and its answers as they came (served, told). Raises ServerError if no server answers, or if the server
-        lacks the model.
+        """Returns what the server says about itself: url, model, server (owner of the model, or else the engine that
+        the metrics show, or else "unknown"), tp (1 if not reported), version, metrics (True: the server reports some),
+        and the answers without their secrets (served: on the model; told: by path).
+
+        Raises ServerError if no server answers, if the server lacks the model, or if no model is named.
         """
         listed = self._json("GET", "/v1/models")
         models = [model for model in _list(listed, "data") if isinstance(model, dict) and "id" in model]
@@ -170,7 +175,7 @@ class ServerClient:
             return ""
 
     def num_running(self) -> float:
-        """Number of running requests, by the server's metrics. 0: the server reports no metrics."""
+        """Number of running requests, by the server's metrics. 0 if the metrics do not have this number."""
         return sum(float(value) for value in _RUNNING.findall(self.metrics()))
 
     def round_trip_ns(self) -> int:
@@ -180,8 +185,8 @@ class ServerClient:
             return time.perf_counter_ns() - sent_ns
 
     def learn_sizes(self) -> None:
-        """Sends requests to find out how many characters of random text make a token. These requests also warm up the
-        server.
+        """Sends one request to find out how many characters of random text make a token. This request also warms up
+        the server. Raises ServerError if the request fails, or if the server does not report the number of tokens.
         """
         text = self._words(_SIZING_WORDS * 6)
         usage = self._json("POST", "/v1/completions", self._body(text, 1, stream=False)).get("usage")
@@ -191,7 +196,7 @@ class ServerClient:
         self._chars_per_token = len(text) / num_tokens
 
     def text(self, num_tokens: int) -> str:
-        """Random words of about num_tokens tokens. No two texts begin alike."""
+        """Random words of about num_tokens tokens. No two texts begin alike. Call learn_sizes first."""
         return self._words(max(1, round(num_tokens * self._chars_per_token)))
 
     def complete(
@@ -199,9 +204,9 @@ class ServerClient:
     ) -> Completion:
         """Streams one completion. max_tokens: maximum number of output tokens. ready: called when the connection is
         open; it may wait for other requests. on_event: called at every event with tokens; if it returns False, the
-        client ends the completion. None: the client never ends the completion early.
+        client ends the completion. None: the client never ends the completion early. Call learn_sizes first.
 
-        Raises ServerError if no token arrives.
+        Raises ServerError if the request fails, if the stream has an error, or if no token arrives.
         """
         body = self._body(prompt, max_tokens, stream=True)
         with self._answer("POST", "/v1/completions", body, ready) as (answer, sent_ns):
@@ -217,7 +222,7 @@ class ServerClient:
 
     def _take(self, event: Mapping[str, Any], now_ns: int, completion: Completion) -> bool:
         """Adds an event of the stream to the completion. Returns True if the event brings output tokens, False if it
-        brings only counts or the end. now_ns: when the event arrived.
+        brings only counts or the end. now_ns: when the event arrived. Raises ServerError if the event is an error.
         """
         if "error" in event:
             raise ServerError(f"{self.url}: {_message(event)}")
@@ -251,10 +256,12 @@ class ServerClient:
         }
 
     def require_streams(self) -> list[str]:
-        """Checks that the server streams completions, with one short completion. Optional request fields that the
-        server refuses are left out of this and all later requests. Returns the names of these fields.
+        """Checks with a short completion that the server streams completions. Each time the server refuses the request
+        (status 400 or 422), the next of OPTIONAL_FIELDS is left out of this and all later streamed requests. Returns
+        the names of the fields that are left out.
 
-        Raises ServerError if the server refuses the completion for another reason.
+        Raises ServerError if the server refuses the request without these fields, or if the request fails in another
+        way.
         """
         for name in (*OPTIONAL_FIELDS, None):
             try:
@@ -272,7 +279,8 @@ class ServerClient:
         self, method: str, path: str, body: Any = None, ready: Callable[[], Any] | None = None
     ) -> Iterator[tuple[HTTPResponse, int]]:
         """Yields the answer of status 200, and the time in ns when the request was sent, for a `with` block. body: sent
-        as JSON. ready: called when the connection is open. Raises ServerError for all failures.
+        as JSON; None: nothing is sent. ready: called when the connection is open, before the request is sent. Raises
+        ServerError if the connection fails, also within the block, or if the answer has another status.
         """
         if self._is_https:
             connection: HTTPConnection = HTTPSConnection(self._host, self._port, timeout=self._timeout_s)

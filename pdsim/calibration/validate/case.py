@@ -4,12 +4,12 @@ scenario: scenario.yaml
 source: origin of the numbers
 client: aiperf             client whose definitions the metrics follow
 engine: SGLang 0.5.12      measured engine and release, if known
-front_end: dynamo          the kind that stood before it; arms may have an engine and a front_end of their own
+front_end: dynamo          kind of front end before the engine; arms may have an engine and a front_end of their own
 seeds: [1, 2, 3]           simulated values are means over these
 arms:
   baseline:
     set: [decode.radix_cache=false]
-    fitted: true           the profile was fitted on these rows; all other arms are predictions
+    fitted: true           the profile was fitted to this arm; arms without this line are predictions
     skip: 16               the first requests to arrive are left out of both sides
     runs: [{id: "12486", request_throughput: 1.2433, ...}, ...]
     within: {request_throughput: 3 %}    accepted errors, if the study has any
@@ -47,13 +47,15 @@ class MeasuredArm:
     runs: tuple[dict[str, float], ...]
     """The metrics of repeated measurements of the same configuration, one mapping per run."""
     within: dict[str, float]
-    """Largest relative error that the study accepts, by metric. A metric that is missing may have any error."""
+    """Largest relative error that the study accepts, by metric; 0.03 is 3 %. A metric that is missing may have any
+    error.
+    """
     skip: int = 0
     """Number of requests that do not count, because they arrive first."""
     engine: str = ""
     """Name and release of the engine that was measured."""
     front_end: str = "engine"
-    """Kind of the front end through which clients reached the measured server."""
+    """Kind of the front end through which clients reached the measured server. "engine": the study names none."""
 
     @property
     def measured(self) -> dict[str, float]:
@@ -68,9 +70,9 @@ class MeasuredCase:
     name: str
     """Name of the case: its folder's name."""
     scenario_path: Path
-    """Path of the scenario file. Each measured configuration (arm) has changes of this scenario."""
+    """Path of the scenario file. Each measured configuration (arm) may change this scenario."""
     client: Client
-    """The benchmark client that measured, which decides how metrics are computed."""
+    """Benchmark client whose definitions the measured metrics follow. Simulated metrics follow the same definitions."""
     seeds: tuple[int, ...]
     """Seeds of random numbers. Each configuration is simulated once with each seed. Its simulated values are means over
     the seeds.
@@ -185,8 +187,8 @@ def _folder(name: str, experiments: Path, known: list[str]) -> Path:
 
 
 def named_cases(known: list[str], experiments: Path) -> str:
-    """End of a message that names the folder in which cases are looked up, and the cases that are there. known: names
-    of the cases.
+    """End of a message about an unknown name: the folder `experiments`, in which cases and matrices are looked up by
+    name, and the names `known` that are there. If there are none: where the folder can be found.
     """
     if known:
         return f"{experiments}/ has {', '.join(known)}"
@@ -194,8 +196,8 @@ def named_cases(known: list[str], experiments: Path) -> str:
 
 
 Simulate = Callable[..., Mapping[str, Any]]
-"""Simulates a scenario and returns its summary. If a second argument n is given, the summary leaves out the first n
-requests. Callers pass this function in, because this package must not import the simulator.
+"""Simulates a scenario and returns its summary. If a second argument n is given, the summary leaves out the n requests
+that arrive first. Callers pass this function in, because this package must not import the simulator.
 """
 
 
@@ -210,7 +212,9 @@ class MetricError:
 
     @property
     def error(self) -> float:
-        """Relative error of the simulation. Positive: the simulated value is too high."""
+        """Relative error of the simulation. Positive: the simulated value is too high. If the measured value is 0: 0 if
+        the simulated value is 0, too, otherwise 1.
+        """
         return self.simulated / self.measured - 1 if self.measured else float(self.simulated != self.measured)
 
     @property
@@ -228,7 +232,7 @@ class ArmErrors:
     arm: str
     """Name of the measured configuration."""
     fitted: bool
-    """True: the profile was fitted to these measurements."""
+    """True: the profile was fitted to these measurements. False: the simulation predicts the measurements."""
     metrics: dict[str, MetricError]
     """The errors, by metric."""
 
@@ -250,7 +254,7 @@ def simulated_metrics(
     case: MeasuredCase, arm: MeasuredArm, simulate: Simulate, changes: tuple[str, ...] = ()
 ) -> dict[str, float]:
     """For each metric that was measured: its simulated mean over the seeds of the case. changes: further changes of the
-    scenario, as for --set.
+    scenario, as for --set. Raises ConfigError if a measured metric is no number of a summary.
     """
     skip = (arm.skip,) if arm.skip else ()
     summaries = [by_client(simulate(case.scenario(arm, seed, changes), *skip), case.client) for seed in case.seeds]
@@ -275,13 +279,13 @@ class Fit:
     values: dict[str, float]
     """The fitted values, by the name of the fitted parameter."""
     cost: float
-    """Remaining error of the fit: half the sum of the squared errors of all metrics. Each error is divided by the error
-    that the study accepts.
+    """Remaining error of the fit: half the sum of the squared relative errors of the fitted metrics. Each error is
+    divided by the error that the study accepts, or by DEFAULT_WITHIN if the study names none.
     """
     num_simulations: int
-    """Number of simulations that the fit made."""
+    """Number of simulations of the fit: an upper estimate, as if each step of the fit computed all derivatives."""
     metrics: tuple[str, ...]
-    """The metrics that were fitted."""
+    """Names of the metrics that were fitted."""
 
 
 def fit_arm(
@@ -326,12 +330,12 @@ def fitted_profile(
     *,
     run: Callable[[Scenario], Any],
 ) -> dict[str, Any]:
-    """The content of a profile: the fitted cost, the setup and step sizes of the measurement, and where the profile
-    comes from.
+    """The content of a profile: the fitted cost, the setup of the measurement, the ranges of step sizes, and where the
+    profile comes from.
 
     name: name of the profile. cost: the fitted cost, as files have it. command: the command that made the profile. run:
-    simulates a scenario. The step sizes come from this simulation, because the measurement has means over requests, but
-    no steps.
+    simulates a scenario. The step sizes come from these simulations, one per seed, because the measurement has means
+    over requests, but no steps.
     """
     scenarios = [case.scenario(arm, seed, (f"cost={to_yaml(cost)}",)) for seed in case.seeds]
     sizes = reached(step for scenario in scenarios for step in run(scenario).records.steps)

@@ -26,22 +26,22 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Counts:
-    """Totals of a real run and of its simulation. The bytes that each request sends do not depend on time, so they must
-    be equal.
+    """Totals of a real run and of its simulation, over the whole runs with warm-up requests. The bytes that each
+    request sends do not depend on time, so they must be equal.
 
-    If a request found another cached prefix, because it arrived at another time, its bytes are not compared; such
-    requests are counted. Descriptors also depend on which pages were free. They are shown and not compared.
+    If a request found another cached prefix, because of other times, its bytes are not compared; other_prefix_cached
+    has the ids of these requests. Descriptors also depend on which pages were free. They are shown and not compared.
     """
 
     num_requests: int
-    """Number of requests that finished in the real run."""
+    """Number of requests that finished in the real run, with warm-up requests."""
     transfer_bytes: Count
-    """Bytes that transfers of KV sent, over all requests."""
+    """Bytes that transfers of KV sent, summed over all requests of the run."""
     descriptors: Count
     prefill_cached_tokens: Count
-    """Prompt tokens that prefill's cache had, over all requests."""
+    """Number of prompt tokens that prefill's cache had, summed over all requests of the run."""
     decode_cached_tokens: Count
-    """Prompt tokens that decode's cache had, over all requests."""
+    """Number of prompt tokens that decode's cache had, summed over all requests of the run."""
     other_prefix_cached: tuple[int, ...]
     """Ids of the requests that found another cached prefix in the simulation than in the real run."""
     unequal: tuple[int, ...]
@@ -97,7 +97,7 @@ def _by_request(records: RunRecords) -> dict[int, _Sent]:
 
 
 CLEARLY = 0.05
-"""Two measured values differ clearly if they differ by at least this share."""
+"""Two measured values differ clearly if they differ by more than this share of the smaller value."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ class Ranking:
     """How often a simulation finds the better of two configurations, by one metric."""
 
     num_pairs: int
-    """Number of pairs of configurations whose measured values differ by enough to be ranked."""
+    """Number of pairs of configurations whose measured values differ clearly, as CLEARLY says. Only these pairs are
+    ranked.
+    """
     num_right: int
     """Number of pairs, among the num_pairs pairs, whose order is the same in the simulation as in the measurements."""
 
@@ -119,7 +121,7 @@ class Ranking:
 
 def rank(measured: Mapping[str, float], simulated: Mapping[str, float]) -> Ranking:
     """Compares the order of configurations. Both mappings have the configurations' names as keys, and values of one
-    metric.
+    metric. Pairs of configurations whose measured values do not differ clearly (CLEARLY) do not count.
     """
     pairs = [
         (measured[a] - measured[b], simulated[a] - simulated[b])
@@ -156,11 +158,15 @@ class Comparison:
     num_requests: int
     """Number of requests that finished in the real run, without warm-up requests."""
     metrics: dict[str, MetricError]
-    """Errors by metric. A metric that has no value in either run is left out: TPOT, if all requests have one token."""
+    """Errors by metric. A metric that has a value in neither run is left out: TPOT, if all requests have one token. If
+    one run alone lacks the value, the run counts with 0.
+    """
     stages_ms: dict[str, MetricError]
-    """Errors of the mean time of each stage, by stage. Times are in ms."""
+    """Errors of the mean time in ms of each stage of the real run, by stage. Means are over all finished requests, with
+    warm-up requests.
+    """
     counts: Counts
-    """Totals that do not depend on time, in both runs."""
+    """Totals of bytes, descriptors and cached tokens in both runs, and ids of the requests that differ."""
     failures: str = ""
     """A sentence on requests that failed in the simulation although the scenario asks for no failures. Empty:
     none did.
@@ -183,32 +189,32 @@ class Spread:
 
     metric: str
     median: float
-    """Median of the absolute errors."""
+    """Median of the absolute values of the errors."""
     worst: float
     """The error of largest absolute value. Positive: the simulated value is too high."""
     where: str
     """Name of the variant whose error is `worst`."""
     num_missed: int
-    """Number of variants whose error is larger than the suite accepts."""
+    """Number of variants whose error is larger in absolute value than the suite accepts for one variant."""
     is_met: bool
-    """True: all errors, and their median, are within the accepted limits."""
+    """True: all errors, and the median of their absolute values, are within the limits that the suite sets."""
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Comparisons of all variants of a suite."""
+    """Comparisons of the variants of a suite that have a real run."""
 
     name: str
     """Name of the suite."""
     tolerances: Tolerances
-    """The largest errors of simulations that the suite accepts."""
+    """The largest errors, and the smallest share of rightly ranked pairs of variants, that the suite accepts."""
     comparisons: tuple[Comparison, ...]
-    """Comparison of the real and the simulated run of each variant, in the order of the validation suite."""
+    """Comparison of the real and the simulated run of each variant that has a real run, in the suite's order."""
 
     @property
     def unequal(self) -> list[str]:
         """Names of the variants whose real and simulated run differ in counts that do not depend on time: the bytes
-        that a request sends, and whether it finishes.
+        that a request sends with the same cached prefix, and whether a request finishes.
         """
         return [one.name for one in self.comparisons if not one.counts.are_equal]
 
@@ -235,7 +241,7 @@ class Validation:
         }
 
     def _errors(self, metric: str) -> dict[str, MetricError]:
-        """Errors of one metric by variant, without the variants that do not define it."""
+        """Errors of one metric by variant, without the variants for which the metric has no value."""
         return {one.name: one.metrics[metric] for one in self.comparisons if metric in one.metrics}
 
     def _spread(self, metric: str, errors: Mapping[str, MetricError]) -> Spread:

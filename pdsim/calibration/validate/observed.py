@@ -37,9 +37,12 @@ class SentRequests:
 
 
 def compare_load(scenario: Path, observed: Path, profile: Path | None, simulate: Simulate) -> list[ArmErrors]:
-    """Simulates each run that `pdsim observe` measured, and returns the errors of the simulated metrics. Times of
-    stages are compared, too, if the server's metrics have them. scenario: scenario of the server. observed: file with
-    the measured runs. profile: its sections replace the scenario's; None: none do.
+    """Simulates each run of the load that `pdsim observe` sent, and returns the errors of the simulated metrics. Times
+    of stages are compared, too, if the server's metrics have them. Metrics that are 0 or unknown in the measurement, or
+    that the simulation lacks, are left out.
+
+    scenario: scenario of the server. observed: folder of the observation, or its load file. profile: cost, network and
+    front_end of this profile replace those of the scenario; None: none are replaced.
     """
     changes = () if profile is None else profile_changes(profile)
     served = load_scenario(scenario, changes)

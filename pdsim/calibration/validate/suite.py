@@ -38,7 +38,7 @@ class RealRunSettings(Section):
     """Options of `pdreal run`."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """cpu: ranks run on CPU cores. cuda: each rank has a GPU."""
+    """cpu: ranks run on CPU cores. cuda: ranks run on GPUs, and share them if there are fewer GPUs than ranks."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of weights, activations and KV."""
     weights: str = "seed:0"
@@ -61,19 +61,19 @@ Percentage = Annotated[float, BeforeValidator(percent)]
 
 
 class Tolerances(Section):
-    """Largest errors that a suite accepts, and the smallest share of pairs of variants in which the simulation must
-    find the better. None: any.
+    """Largest relative errors that a suite accepts, and the smallest share of pairs of variants that the simulation
+    must rank right. None: any.
     """
 
     median: Percentage | None = None
-    """Largest accepted median of a metric's errors over all variants."""
+    """Largest accepted median of the absolute values of a metric's errors over all variants."""
     mean: Percentage | None = None
-    """Largest accepted error of throughput and of mean times (TTFT, TPOT, ITL, latency), for each variant."""
+    """Largest accepted error of request throughput and of mean times (TTFT, TPOT, ITL, latency), for each variant."""
     p99: Percentage | None = None
     """Largest accepted error of any p99 in each variant."""
     winner: Percentage | None = None
-    """Smallest accepted share of pairs of variants that the simulation ranks as the measurement does, for each metric.
-    None: any.
+    """Smallest accepted share of pairs of variants that the simulation ranks as the measurement does, for request
+    throughput and the mean TTFT, TPOT and latency, each alone. None: any.
     """
 
 
@@ -122,7 +122,9 @@ class ValidationSuite:
     name: str
     scenario_path: Path
     profile: Path | None
-    """Profile with the step times of the simulations. None: each variant must have one."""
+    """Profile with the step times of the simulations, for variants without a profile of their own. None: each variant
+    must have its own for a simulation.
+    """
     runs: Path
     """Folder with the run folders of the real runs."""
     real: RealRunSettings
@@ -132,8 +134,9 @@ class ValidationSuite:
     variants: tuple[Variant, ...]
 
     def scenario(self, variant: Variant) -> Scenario:
-        """The scenario that the simulator runs for a variant. The sizes of its KV pools are those of the real run; its
-        step times, network and front end are those of the profile.
+        """The scenario that the simulator runs for a variant. KV has the data type of the real run, so that KV pools
+        have the same sizes. Step times come from the profile, and so do the network and the front end, as far as the
+        profile has them. Raises ConfigError if there is no profile.
         """
         profile = variant.profile or self.profile
         if profile is None:
@@ -151,7 +154,7 @@ class ValidationSuite:
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
-        """The scenario that `pdreal` runs for a variant."""
+        """The scenario that `pdreal` runs for a variant, with the data type of its KV."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
     def with_profile(self, profile: Path) -> "ValidationSuite":
@@ -161,8 +164,9 @@ class ValidationSuite:
         )
 
     def require_same(self, variant: Variant, ran: Scenario, folder: Path) -> None:
-        """Raises ConfigError if a run has another scenario than the variant. ran: the scenario of the run. folder: the
-        run folder, for the message.
+        """Raises ConfigError if the scenario of a run differs from the variant's in a field that real and simulated run
+        must have in common (_NAMES, network.transport, network.staging). ran: the scenario of the run. folder: the run
+        folder, for the message.
         """
         expected = resolve(self.real_scenario(variant))
         for name in (*_NAMES, "network.transport", "network.staging"):

@@ -131,8 +131,8 @@ class AdmissionQueue:
     # Getting pages.
 
     def admit_next(self, view: DecodeView, num_slots: int, num_buffers: int = FOREVER) -> DecodeRequest | None:
-        """Admits and returns the first queued request if the pool has enough pages for it. None: no request was
-        admitted, even if a later request would fit.
+        """Admits and returns the first queued request, and gives it pages for its prompt. None: the queue is empty, or
+        its first request lacks a slot or buffer or is not admitted by the policy. Later requests are not tried.
 
         view: the decode instance, as the policy sees it. num_slots: maximum number of requests that are in transfer,
         ready or running. num_buffers: number of free metadata buffers; each transfer takes one, and FOREVER means no
@@ -164,8 +164,9 @@ class AdmissionQueue:
         return self.queued.popleft()
 
     def resume_next(self, view: DecodeView, num_slots: int) -> DecodeRequest | None:
-        """Resumes and returns the first retracted request if the pool has pages for all its KV. None: no request was
-        resumed. A resumed request does not use the prefix cache.
+        """Resumes and returns the first retracted request, and gives it pages for all its KV. None: no request is
+        retracted, or the first one lacks a slot or is not admitted by the policy. A resumed request does not use the
+        prefix cache.
 
         view: the decode instance, as the policy sees it. num_slots: maximum number of requests that are in transfer,
         ready or running.
@@ -241,7 +242,8 @@ class Releases:
     """Pages of failed requests of one decode instance, into which a prefill instance may still write. If a request
     fails before all its KV has arrived, its pages stay here, because its sender may not have stopped yet. The pages
     become free when Abort or all KV arrives, when the sender is down, or after a timeout (30 s in SGLang's deferred
-    release, disaggregation/decode.py).
+    release, disaggregation/decode.py). With a staging ring, pages of a sender that is down or late become free only
+    when no copy from the ring writes into them.
     """
 
     def __init__(self, decode_id: str, cache: KvCache, *, timeout_ns: int | None, staged: bool) -> None:
@@ -296,9 +298,10 @@ class Releases:
 class ReadyQueue:
     """Requests of a decode instance that have complete KV, and wait until the batch has room for them.
 
-    Requests of the highest priority leave first, as in SGLang's get_new_prebuilt_batch. Requests of equal priority
-    leave by rank, in the order in which they first became ready. keeps_ranks: True: a retracted request keeps its rank.
-    False: a retraction gives it a new rank behind all others (EngineRules.keeps_ranks).
+    Requests leave in the order in which they were added, until one has a priority other than 0. From then on, requests
+    of the highest priority leave first, as in SGLang's get_new_prebuilt_batch, and requests of equal priority leave by
+    rank, in the order in which they first became ready. keeps_ranks: True: a retracted request keeps its rank. False: a
+    retraction gives it a new rank behind all others (EngineRules.keeps_ranks).
     """
 
     def __init__(self, *, keeps_ranks: bool) -> None:

@@ -143,7 +143,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
                 return step, commands
 
     def look(self, commands: list[m.Command]) -> m.DecodeStep | m.Wait | None:
-        """Runs one iteration of SGLang's loop, and adds its commands to `commands`. None: the caller calls again."""
+        """Runs one iteration of SGLang's loop, adds to `commands`, and returns a step or a Wait. None: call again."""
         frees_places = bool(self.batch.ended)
         ask_again_steps, changed = self._change(commands)
         self._copy(commands)
@@ -156,7 +156,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return None if changed else _WAIT
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Updates queue and batch. Returns (number of steps until the next update, whether the batch changed)."""
+        """Updates queue and batch. Returns (steps until the next update, True if batch or number of slots changed)."""
         has_unseen = bool(self._releases.unseen)
         ask_again_steps = self._take_in(commands)
         changed = has_unseen and not self._releases.unseen
@@ -376,7 +376,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self._arrived.remove(request_id)
 
     def _merge(self, commands: list[m.Command]) -> bool:
-        """Moves ready requests into the batch, and adds FirstToken to `commands`. Returns True if a request moved."""
+        """Moves ready requests into the batch, or ends them after one token. Returns True if a request left `ready`."""
         taken = self.ready.take(self._num_places - self.batch.num_requests)  # each takes a place, if it ends, too
         for request in taken:  # all are cached before one of them ends
             self._cache_arrived(request)

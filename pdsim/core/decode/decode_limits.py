@@ -25,7 +25,7 @@ class DecodeLimits:
     (--disaggregation-decode-polling-interval)."""
     saves_retracted: bool = False
     """True: for a retracted request, commands (SaveKv, LoadKv) name the pages to copy to host memory and back, as real
-    mode needs. False: no such commands are made.
+    mode needs. False, or with retracts_to_host_cache: no such commands are made.
     """
     retracts_to_host_cache: bool = False
     """True: KV of retracted requests is stored in pages of the host cache (--disaggregation-decode-retraction-backup

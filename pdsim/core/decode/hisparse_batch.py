@@ -2,8 +2,8 @@
 
 Each request has a buffer of GPU pages. If all KV of a request fits into the buffer, all of it is on the GPU. For a
 longer request, sparse attention chooses some tokens in each step, and the step copies to the buffer those of them that
-the buffer lacks. A request's first step fills the buffer. Every later step saves the KV of the step before to host
-memory.
+the buffer lacks. A request's first step fills the buffer: with all KV if it fits, otherwise with the chosen tokens.
+Every later step saves the KV of the step before to host memory.
 
 Source: SGLang 0.5.23, managers/hisparse_coordinator.py:895, 1168, 1193, and the kernel's fast path
 (kernels/jit/csrc/kvcacheio/hisparse.cuh:419). Properties are tested in tests/laws/test_hisparse.py.
@@ -57,8 +57,8 @@ class HiSparseBatch(RunningBatch[RequestT]):
 
     def make_room(self, policy: PreemptionPolicy, view: DecodeView, *, keeps_last: bool = False) -> Iterator[RequestT]:
         """Allocates the pages of the next step. While there are too few, retracts a request that `policy` chooses, and
-        yields it before its pages are freed. If requests need n new pages of host memory in the step, n GPU pages must
-        be free as well, although the GPU keeps the new tokens in memory that the requests have already
+        yields the request before its pages are freed. If requests need n new pages of host memory in the step, at least
+        n GPU pages must be free as well, even if the requests' GPU buffers do not grow
         (mem_cache/allocator/hisparse.py:113, allocator/base.py:171). keeps_last has no effect.
         """
         while self._lacks(leases := self._due(0, 1)):

@@ -36,7 +36,7 @@ class RunningRequest(Request):
 
     max_output_tokens: int
     num_output_tokens: int = 0
-    """Number of output tokens, updated only when a policy reads it and when the request leaves the batch."""
+    """Number of output tokens. Without drafts, the batch updates it only in `requests` and when the request leaves."""
     counted_at_step: int = 0
     """Number of steps that the batch had run when num_output_tokens was last updated, at first when the request joined.
     """
@@ -138,7 +138,7 @@ class RunningBatch(Generic[RequestT]):
         self._by_phase[self._phase(request)][request.request_id] = request.lease
 
     def end(self, request_id: int, output: TokenSequence) -> RequestT:
-        """Removes a request that has produced its last token, and caches its KV. output: all its output tokens."""
+        """Removes a request that has produced its last token, and ends its lease. output: all its output tokens."""
         request = self._leave(request_id)
         self.close(request, output)
         if self.counts_ended:
@@ -146,8 +146,8 @@ class RunningBatch(Generic[RequestT]):
         return request
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
-        """Ends the lease of a request that has left the batch. The prefix cache keeps the KV of prompt and outputs,
-        except of the last output token, which has no KV.
+        """Ends the lease of a request that is not in the batch. A prefix cache, if there is one, keeps the KV of prompt
+        and outputs, except of the last output token, which has no KV.
         """
         if self._cache.prefix_cache is None:
             self._cache.drop(request.lease)
@@ -241,8 +241,8 @@ class RunningBatch(Generic[RequestT]):
         self._give_back(request)
 
     def _give_back(self, request: RequestT) -> None:
-        """Frees the pages of a retracted request. Then evicts cached pages so that the requests that remain in the
-        batch can run for RETRACT_STEPS steps. Ended requests that SGLang still counts as running are included
+        """Frees the pages of a retracted request. If the cache evicts early, then evicts cached pages so that the other
+        requests of the batch, and ended requests that SGLang still counts as running, can run for RETRACT_STEPS steps
         (managers/schedule_policy.py, 0.5.12, :1019).
         """
         self._drop(request)

@@ -1,4 +1,5 @@
-"""Requests whose images and audio clips are divided into parts, one for each encode instance that encodes some of them.
+"""Requests whose images and audio clips are divided into parts. One encode instance encodes all items of a part. An
+encode instance may get several parts of a request.
 
 state     meaning                                    left by
 waiting   encode instances have the parts            the last part is done -> the request goes on to the language server
@@ -12,7 +13,7 @@ from pdsim.core import messages as m
 from pdsim.dataclass import dataclass
 
 Part = tuple[str, m.EncodeMedia]
-"""An encode instance, and the items that it encodes."""
+"""Id of an encode instance, and the message with the items that it encodes."""
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class _Waiting:
 
 class DividedRequests:
     """Divides the images and audio clips of each request into parts for encode instances, and keeps the request until
-    all its parts are done. A part is done when it is encoded, or when its embeddings have arrived: each subclass gets
-    only one of these messages.
+    all its parts are done. A part is done when MediaEncoded (for EncodingProxy) or EmbeddingsArrived (for
+    EmbeddingReceiver) has come for it.
     """
 
     def __init__(self, language_id: str, encode_ids: Sequence[str]) -> None:
@@ -54,7 +55,7 @@ class DividedRequests:
         raise NotImplementedError
 
     def _go_on(self, new: m.NewRequest) -> m.Command:
-        """Returns the command that gives `new` to the language server, when all its parts are encoded."""
+        """Returns the command that gives `new` to the language server, when all its parts are done."""
         raise NotImplementedError
 
     def _on_done(self, done: m.EmbeddingsArrived | m.MediaEncoded, now_ns: int) -> list[m.Command]:

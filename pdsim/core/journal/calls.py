@@ -7,7 +7,9 @@ from pdsim.core.messages import EncodeStep, Message, Result, Step
 
 
 class Entry(NamedTuple):
-    """A recorded call into an instance: name of the method, its arguments (the last is now_ns) and its result."""
+    """A recorded call of an instance or a router: its id, the name of the method, the arguments (the last is now_ns)
+    and the result. With the name KILLED: no call, but the instance's death.
+    """
 
     instance_id: str
     call: str
@@ -24,7 +26,9 @@ instance."""
 
 
 class Recorded:
-    """Wraps an instance or a router, and gives `record` an Entry for each call and its result."""
+    """Wraps an instance or a router, and gives `record` an Entry for each call of on_message, next_step and
+    on_step_done.
+    """
 
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:
         self.instance_id: str = inner.instance_id

@@ -28,8 +28,8 @@ FIELDS: dict[Any, list[str]] = {
 """Names of the fields of each type in TYPES."""
 
 LATER = {messages.Arrival: 5, messages.NewRequest: 3, messages.PrefillStep: 2, messages.PeerDown: 1}
-"""For each of these types of messages: how many of its last fields older journals lack. A field that older journals
-lack is not written if it has its default value."""
+"""For each of these types of messages: how many of its last fields older journals lack. Of these fields, default
+values at the end of the message are not written."""
 
 
 def _values_in(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
@@ -61,16 +61,16 @@ VALUES = {kind: _values_in(kind) for kind in TYPES.values()}
 PLAIN = frozenset({int, str, bool, float, type(None)})
 _INT = frozenset({int})
 LONG = 12
-"""Minimum length of an integer sequence that is written as runs: pairs of the first integer and the length of
-consecutive integers.
+"""Minimum length of an integer sequence that may be written as runs: first integer and length of each run of
+consecutive integers. Shorter sequences are written as lists.
 """
 _LEAST_MEAN = 4
-"""Ids are written as runs of consecutive integers only if the runs have at least this length on average. With shorter
-runs, the text would be longer than that of the integers themselves.
+"""A sequence of integers is written as runs only if its runs have about this length or more on average. Shorter runs
+would save little text.
 """
 _MOST_IDS = 1 << 24
-"""Maximum length of an integer sequence that a journal writes as runs. The limit keeps a damaged journal from filling
-the memory.
+"""Maximum length of an integer sequence that is read from runs. More integers raise ValueError, so that a damaged
+journal cannot fill the memory.
 """
 
 
@@ -86,7 +86,7 @@ def are_one_run(ids: Sequence[int]) -> bool:
 
 def runs_of(ids: Sequence[int]) -> list[int] | None:
     """Divides ids into runs of consecutive integers. Returns a flat list: first integer and length of each run, in
-    turn. None: the text of runs would not be shorter.
+    turn. None: the runs are too short on average (_LEAST_MEAN).
     """
     if are_one_run(ids):
         return [ids[0], len(ids)]

@@ -45,8 +45,8 @@ class ChunkLookup:
 
 
 def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator[int]:
-    """Keys of the whole chunks of `size` tokens within the first num_tokens, in order. The key of a chunk is a hash of
-    the sequence from its beginning to the end of the chunk.
+    """Yields the keys of the whole chunks of `size` tokens within the first num_tokens, in order. The key of a chunk is
+    a hash of all tokens of the sequence up to the end of the chunk.
     """
     key = 0
     for start in range(0, num_tokens - size + 1, size):
@@ -124,8 +124,8 @@ class ChunkCache:
         """Lookups of prompts that have not begun, by request id. Empty without storage."""
 
     def take_copies(self) -> list[m.HostCopy]:
-        """Returns the copies that were decided since the last call, in order, and forgets them. A Sleep comes first if
-        prompts asked for lookups that had not ended, because vLLM's scheduler sleeps after each such question.
+        """Returns the copies that were decided since the last call, in order, and forgets them. If must_wait has
+        returned True since the last call, a Sleep comes first, because vLLM's scheduler sleeps once for each True.
         """
         copies, self._copies = self._copies, []
         if self._num_sleeps:
@@ -137,14 +137,14 @@ class ChunkCache:
 
     @property
     def is_asking(self) -> bool:
-        """True if a prompt waits until storage has been searched for its chunks. The scheduler then sleeps in each
+        """True if a prompt waits until storage has looked up and read its chunks. The scheduler then sleeps in each
         step.
         """
         return any(not (lookup.is_over or lookup.is_dropped) for lookup in self.lookups.values())
 
     def must_wait(self, request_id: int, prompt: TokenSequence) -> bool:
-        """True if a prompt must wait until storage has been searched for its chunks. The first call for a prompt begins
-        the search.
+        """True if a prompt must wait until storage has looked up and read its chunks. The first call for a prompt
+        begins the lookup. Returns False if there is no storage behind host memory.
         """
         if not self._stores:
             return False
@@ -160,8 +160,8 @@ class ChunkCache:
         return not lookup.is_over
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Handles the message that a lookup and the reads of its chunks have ended. Chunks for which host memory has no
-        room are lost.
+        """If the message says that a lookup and its reads have ended, allocates host pages for the chunks that were
+        read. Chunks for which host memory has no room are lost. Ignores earlier messages of the lookup.
         """
         if message.is_over:
             lookup = self.lookups[message.request_id]
@@ -182,8 +182,8 @@ class ChunkCache:
             self.pool.free(lookup.read)
 
     def num_found(self, request_id: int, sequence: TokenSequence, num_tokens: int) -> int:
-        """Number of whole chunks within the prompt's first num_tokens whose KV is ready when the prompt begins: in host
-        memory, or read from storage for this prompt.
+        """Number of consecutive whole chunks from the prompt's beginning, within its first num_tokens, whose KV is in
+        host memory or was read from storage for this prompt.
         """
         if (lookup := self.lookups.get(request_id)) is not None:
             return min(len(lookup.keys) + len(lookup.read), num_tokens // self.chunk_tokens)
@@ -204,8 +204,8 @@ class ChunkCache:
 
     def load(self, request_id: int, sequence: TokenSequence, num_shared: int, pages: list[int]) -> None:
         """Adds a command that copies chunks of a prompt from host memory to the GPU pages `pages`. sequence: the
-        prompt's tokens. num_shared: number of the prompt's first pages that the GPU has already; the copied chunks
-        follow them.
+        prompt's tokens. num_shared: number of the prompt's first pages that the GPU has already. The GPU pages `pages`
+        follow these pages; the first chunk may begin earlier.
         """
         num_chunks = (num_shared + len(pages)) // self._chunk_pages
         lookup = self.lookups.get(request_id)
@@ -219,7 +219,7 @@ class ChunkCache:
         tokens, beginning with the chunk of index `first`. Evicts other chunks if needed. table: the request's GPU
         pages.
 
-        A chunk that host memory already has is copied again, and the pages of its second copy are freed at once. If
+        A chunk that host memory already has is copied again, and the host page of the second copy is freed at once. If
         LMCache copies layer by layer (is_layerwise), only missing chunks are copied.
         """
         chunks = list(enumerate(prefix_keys(prompt, num_tokens, self.chunk_tokens)))[first:]
@@ -254,8 +254,8 @@ class ChunkCache:
         return True
 
     def _make_places(self, num_chunks: int) -> list[int]:
-        """Allocates at most num_chunks chunks of host memory, and returns their indices. Evicts least recently used
-        chunks if needed.
+        """Allocates a host page for each of num_chunks chunks, or for as many as there is room for, and returns the
+        page ids. Evicts least recently used chunks if needed.
         """
         places: list[int] = []
         while len(places) < num_chunks:

@@ -14,7 +14,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class BufferedLease(Lease):
-    """A request's lock on pages of host memory, together with the number of GPU pages of the request's buffer."""
+    """A request's page table, whose pages are in host memory, and the number of GPU pages of the request's buffer."""
 
     def __init__(self) -> None:
         super().__init__()

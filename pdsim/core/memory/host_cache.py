@@ -77,16 +77,17 @@ class HostCache:
     # Reading from storage.
 
     def reserve(self, num_pages: int) -> list[int]:
-        """Reserves at most num_pages host pages for KV from storage, and evicts unlocked nodes if needed. Returns fewer
-        pages if all other pages are locked.
+        """Reserves at most num_pages host pages, for KV from storage or of a retracted request, and evicts unlocked
+        nodes if needed. Returns fewer pages if no further page is free or can be evicted.
         """
         if num_pages > self.pool.num_free:
             self.tree.evict(num_pages)
         return self.pool.allocate(min(num_pages, self.pool.num_free))
 
     def take(self, sequence: TokenSequence, below: Node, pages: list[int]) -> None:
-        """Adds pages that were read from storage to the host tree. The pages hold those tokens of `sequence` that
-        follow the tokens of the locked host node `below`. Frees pages whose KV the host cache has already.
+        """Adds pages that were read from storage to the host tree. The pages hold the KV of the tokens of `sequence`
+        that directly follow the tokens of the locked host node `below`. Frees pages whose KV the host cache has
+        already. Links nodes of the GPU's tree to host nodes with the same tokens.
         """
         start, stop = below.stop, below.stop + len(pages) * self._page_size
         end, _ = self.tree.lock_path(sequence, stop)
@@ -119,8 +120,8 @@ class HostCache:
         return [node for node in path_to(end) if node.stop > num_tokens]
 
     def keep(self, node: Node, end: Node) -> None:
-        """Links `node`, a new node of the GPU's tree, to `end`, the host node that ends at the same token. Locks the
-        host node, and copies its use history to the GPU node.
+        """Links `node`, a node of the GPU's tree without a host node, to `end`, the host node that ends at the same
+        token. Locks the host node, and copies its creation time and number of hits to the GPU node.
         """
         self.tree.lock(end)
         node.host = end
@@ -165,8 +166,8 @@ class HostCache:
                     self._write(step)
 
     def on_evict(self, node: Node) -> None:
-        """Handles the eviction of a leaf of the GPU's tree. With write_back, adds a command that copies the leaf's
-        pages to host memory.
+        """Called before a leaf of the GPU's tree is evicted. With write_back, adds a command that copies the leaf's
+        pages to host memory, if host memory lacks their KV and has room. Then calls `release`.
         """
         if self.writes_back:
             for step in path_to(node):
@@ -177,8 +178,9 @@ class HostCache:
         self.release(node)
 
     def release(self, node: Node) -> None:
-        """Tells the host cache that a leaf of the GPU's tree was evicted. The leaf's host node takes over the leaf's
-        creation time, last access and number of hits. `settle` later unlocks the host node.
+        """Ends the link of a leaf, which the GPU's tree is about to evict, to its host node. The host node takes over
+        the leaf's creation time, last access and number of hits. `settle` later unlocks the host node. No effect if the
+        leaf has no host node.
         """
         end = node.host
         if end is None:
@@ -199,13 +201,15 @@ class HostCache:
         self._leaving.clear()
 
     def flush(self) -> None:
-        """Evicts all host pages whose KV is not also in a GPU page."""
+        """Evicts all host pages of unlocked host nodes: those whose KV is not also in a GPU page, and that no prefetch
+        continues.
+        """
         self.settle()
         self.tree.evict(self.tree.num_evictable_pages)
 
     def _link(self, node: Node) -> None:
-        """Links a new node of the GPU's tree to the host nodes that have the same tokens. Splits the GPU node where
-        host nodes end.
+        """Links a node of the GPU's tree without a host node to the host nodes that have the same tokens. Splits the
+        GPU node where host nodes end.
         """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         for part in self.path_behind(end, node.start):
@@ -213,9 +217,9 @@ class HostCache:
         self.tree.unlock(end)
 
     def _write(self, node: Node, *, pages: bool = True) -> None:
-        """Makes a locked node in the host cache's tree for a node of the GPU's tree. pages: True: also copies the
-        node's pages to host memory; if host memory has no room for the pages, makes no host node. False: the host node
-        has no pages.
+        """Links a node of the GPU's tree to a host node that ends at the same token, and locks the host node. Makes
+        this host node if there is none. pages: True: a new host node gets a copy of the node's pages; if host memory
+        has no room for them, no host node is made. False: a new host node has no pages.
         """
         end, _ = self.tree.lock_path(node.sequence, node.stop)
         if end.stop < node.stop:
@@ -258,7 +262,7 @@ class PrefetchLimits:
     least_tokens: int
     """Minimum number of tokens for which a prefetch begins (prefetch_threshold)."""
     max_tokens: int
-    """If prefetches hold more than this number of tokens, no further prefetch begins (prefetch_capacity_limit)."""
+    """If prefetches hold at least this number of tokens, no further prefetch begins (prefetch_capacity_limit)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -303,8 +307,9 @@ class Prefetcher:
         self._least_pages = max(1, -(-limits.least_tokens // page_size))
 
     def begin(self, request_id: int, prompt: TokenSequence, num_gpu_tokens: int, now_ns: int) -> None:
-        """Begins to read KV of a new prompt from storage into host memory. num_gpu_tokens: number of the prompt's first
-        tokens that the GPU has cached.
+        """Begins to read KV of a new prompt from storage into host memory. Begins nothing if only the GPU has some of
+        the prompt's cached KV, if too few pages could be read, or if the limit max_tokens is reached. num_gpu_tokens:
+        number of the prompt's first tokens that the GPU has cached.
         """
         size, (end, _) = self._page_size, self._host.tree.match(prompt, len(prompt))
         num_pages = (len(prompt) - end.stop) // size

@@ -19,7 +19,7 @@ class StateLimits:
     """Number of states that an instance has room for, and the tokens after which it keeps a state."""
 
     num_slots: int
-    """Number of slots of the instance. A slot holds one state of one request, in all layers of linear attention."""
+    """Number of slots of the instance. A slot holds one state, for all layers of linear attention."""
     slots_per_request: int
     """Number of slots that a request holds while it has a lease: for its own state, and for states that will be
     cached."""
@@ -29,9 +29,9 @@ class StateLimits:
     interval_tokens: int
     """While a request decodes, a state can be kept after every interval_tokens tokens of the sequence."""
     has_buffer: bool = True
-    """True: while a request computes or decodes, states are kept in additional slots after every chunk_tokens or
-    interval_tokens tokens (SGLang's strategy extra_buffer). False: a state is kept where a chunk or request ends, at
-    any token (no_buffer).
+    """True: while a prompt is computed or a request decodes, additional slots can hold states after multiples of
+    chunk_tokens or interval_tokens tokens; one of them is kept when a chunk or request ends (SGLang's strategy
+    extra_buffer). False: a state is kept where a chunk or request ends, at any token (no_buffer).
     """
     computes_prompts: bool = True
     """True: the instance computes prompts, and their chunks leave states in the cache. False: it only decodes."""
@@ -42,9 +42,9 @@ class HybridLease(Lease):
 
     def __init__(self, node: Node, pages: list[int], num_slots: int, branch_tokens: int) -> None:
         """node: last node of the locked prefix. pages: the prefix's pages. num_slots: number of slots for the request's
-        states. branch_tokens: cached pages may continue after the last cached state; then the number of the prompt's
-        first tokens with cached pages, in whole chunks, after which a chunk should store a state. 0: no cached pages
-        continue after the state.
+        states. branch_tokens: number of the prompt's first tokens with cached pages, rounded down to a multiple of
+        StateLimits.chunk_tokens; a chunk should store a state after these tokens. 0: the cached state covers
+        at least this number of tokens.
         """
         super().__init__(node, pages, len(pages))
         self.num_slots = num_slots
@@ -179,8 +179,9 @@ class HybridKvCache(KvCache):
         computed. 0: the chunk keeps no state. start: number of the prompt's tokens before the chunk. num_tokens: number
         of the prompt's tokens up to the chunk's end.
 
-        If cached pages without a state end inside the chunk, the state at the end of these pages is kept, because
-        another prompt continues differently from there.
+        This number is lease.branch_tokens, where another prompt continues differently, if branch_tokens lies in the
+        chunk, at a multiple of chunk_tokens after `start`. Otherwise, this number is the last of these multiples.
+        Without has_buffer, this number is num_tokens.
         """
         assert isinstance(lease, HybridLease)
         limits = self.limits
@@ -208,9 +209,10 @@ class HybridKvCache(KvCache):
         *,
         is_chunk: bool = False,
     ) -> None:
-        """Keeps the last linear-attention state that a chunk has left in memory, and caches the request's pages up to
-        this state. num_tokens: number of the sequence's tokens that are computed. is_chunk: True: further chunks of the
-        prompt follow. num_prompt_tokens has no effect in this class.
+        """Caches the linear-attention state that `tracked_tokens` chooses for a computed chunk, and the request's pages
+        up to this state. Caches nothing if the chunk keeps no state. num_tokens: number of the sequence's tokens that
+        are computed. is_chunk: True: further chunks of the prompt follow. num_prompt_tokens has no effect in this
+        class.
         """
         assert isinstance(lease, HybridLease)
         assert lease.node is not None
@@ -230,9 +232,10 @@ class HybridKvCache(KvCache):
         self._tree.touch(node, self._hits_behind(lease, node, is_chunk=is_chunk))
 
     def close(self, lease: Lease, sequence: TokenSequence, num_tokens: int, num_prompt_tokens: int = 0) -> None:
-        """Ends the lease. Keeps the last state that decoding left, and caches the pages of the tokens before this
-        state; pages behind it are freed. num_tokens: number of the sequence's tokens with KV. num_prompt_tokens is
-        unused.
+        """Ends the lease. Caches the request's last state and the pages of the tokens before this state, and frees the
+        request's other pages. With has_buffer, the last state is that after the last multiple of interval_tokens; if no
+        such multiple lies behind the computed chunks, nothing more is cached. Without has_buffer, the last state is
+        that after num_tokens. num_tokens: number of the sequence's tokens with KV. num_prompt_tokens is unused.
         """
         assert isinstance(lease, HybridLease)
         tracked = num_tokens

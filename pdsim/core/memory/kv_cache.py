@@ -71,10 +71,11 @@ class KvCache:
     ) -> None:
         """host: SGLang's host memory; None: no host memory. prefetcher: reads KV from storage into host memory.
         offload: host memory of vLLM's OffloadingConnector or Dynamo's KVBM. chunks: host memory of LMCacheConnectorV1.
-        keeps_replaced: concerns pages that a request computed although the prefix cache has the same KV already. True:
-        such a page is freed when the request's lease ends. False: at once. counts_every_insert: True: each insert
-        counts a use of cached nodes; False: each request counts one use. splits_at_prompt: True: prompt and outputs are
-        separate nodes of the prefix cache.
+        keeps_replaced: concerns pages that a request computed although the prefix cache has the same KV already. True,
+        or with vLLM's prefix cache: these pages are freed when the request's lease ends. False: at once.
+        counts_every_insert: True: each insert, except of a prompt's chunks before the last, counts a use of cached
+        nodes; False: each request counts one use. splits_at_prompt: True: prompt and outputs are separate nodes of the
+        prefix cache.
         """
         self.pool = pool
         self.page_size = page_size
@@ -163,9 +164,10 @@ class KvCache:
         return False
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
-        """Number of tokens of a prompt's next chunk: num_tokens, which the present step has left for it. Subclasses for
-        models with states end chunks earlier. start: index of the chunk's first token. prefill_end: number of the
-        request's tokens that are computed as a prompt. limit: maximum tokens that any step computes of one prompt.
+        """Number of tokens of a prompt's next chunk. num_tokens: number of tokens that the prompt still lacks, as far
+        as the step has room for them. This class returns num_tokens; subclasses for models with states may end chunks
+        earlier. start: index of the chunk's first token. prefill_end: number of the request's tokens that are computed
+        as a prompt. limit: maximum tokens that any step computes of one prompt.
         """
         return num_tokens
 
@@ -202,8 +204,8 @@ class KvCache:
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
-        """Returns the linear-attention states that a computed chunk has left in the cache, as pairs: the number of
-        prompt tokens that the state covers, and the state's pages.
+        """Returns the linear-attention states that a computed chunk has left for other requests, as pairs: the number
+        of prompt tokens that the state covers, and the state's pages. Empty if the model has no states.
         """
         return []
 
@@ -355,8 +357,8 @@ class KvCache:
         return counted
 
     def drop(self, lease: Lease) -> None:
-        """Ends the lease of a request. Frees the pages that only this request uses, and unlocks its cached pages. Puts
-        nothing into the prefix cache.
+        """Ends the lease of a request. Frees the pages that the request owns, its own copies of cached pages included,
+        and unlocks its cached pages. Puts nothing into the prefix cache.
         """
         self.pool.free(lease.table[lease.num_shared :] if lease.num_shared else lease.table)
         if lease.replaced:
@@ -412,7 +414,8 @@ class KvCache:
 
     def _share(self, lease: Lease, sequence: TokenSequence, num_tokens: int, cache: RadixCache) -> Node:
         """Gives the whole pages of the first num_tokens to the prefix cache. Where the cache already has the tokens,
-        the page table gets the cached pages. Returns the cache's node that ends at the last of these pages.
+        the page table gets the cached pages; with vLLM's prefix cache, it keeps the request's own pages. Returns the
+        cache's node that ends at the last of the whole pages.
         """
         assert lease.node is not None
         shared, whole = lease.num_shared, cache.num_cacheable(num_tokens) // self.page_size

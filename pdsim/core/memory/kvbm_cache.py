@@ -1,7 +1,7 @@
 """Host memory of one vLLM instance (Dynamo's KVBM, DynamoConnector): a flat cache of blocks.
 
-The key of a block is a hash of the prompt from its beginning to the end of the block. When a step has computed blocks
-of a prompt, they are stored, whether host memory has them or not. Stores and loads run while steps run:
+The key of a block is a hash of all tokens of the prompt up to the end of the block. When a step has computed blocks of
+a prompt, they are stored, whether host memory has them or not. Stores and loads run while steps run:
 
   - From Offload to on_stored, a block is being stored, and no prompt finds it. If host memory has an earlier block with
     the same key when the store ends, the new block is freed.

@@ -20,7 +20,8 @@ class Reading:
 
     command: PrefetchKv
     num_found: int = 0
-    """Number of consecutive pages that the lookup found in storage."""
+    """Number of consecutive pages that the lookup found in storage. Lowered to num_read if storage can read no further
+    page."""
     num_read: int = 0
     """Number of the found pages that have been read."""
     is_stopped: bool = False
@@ -101,8 +102,8 @@ class PrefetchQueue:
             self._end(self._lookups.popleft())
 
     def _read_on(self) -> None:
-        """Begins the next read for the first prefetch in the queue. Before this, removes prefetches from the front that
-        are stopped, and prefetches whose found pages have all been read or lost.
+        """Begins the next read for the first prefetch in the queue. Before this, ends prefetches at the front that are
+        stopped, or whose found pages have all been read or lost, and reports their end to the instance.
         """
         while self._reads:
             reading = self._reads[0]

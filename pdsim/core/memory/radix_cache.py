@@ -423,8 +423,8 @@ class RadixCache:
         return head
 
     def _offer(self, node: Node) -> None:
-        """Puts an evictable node into the heap of nodes to evict. A node whose key changed is put again, and its older
-        entries become invalid.
+        """Puts a node into the heap of nodes to evict, if it is an unlocked leaf or all holders of its locks have
+        twins. A node whose eviction key changed is put again, and its older entries become invalid.
         """
         if node.locks != node.num_twins or (node.children and not node.num_twins) or node.parent is None:
             return

@@ -3,8 +3,8 @@
 States and KV share one pool of blocks. A state takes one block for each group of layers. An instance that computes a
 prompt keeps the state at the prompt's last block boundary. It also keeps a state where a cached prefix without a state
 ends, because another prompt continues differently from there (mamba_cache_mode align, prefix_cache_retention_interval
-0). Every usable cached prefix ends at a kept state. Unused states and KV are evicted in the order in which they became
-unused.
+0). On this instance, every usable cached prefix ends at a kept state. Unused states and KV are evicted in the order in
+which they became unused.
 
 Source: vLLM 0.33.0, v1/core/single_type_kv_cache_manager.py:1428 (MambaManager), v1/core/kv_cache_coordinator.py:805,
 v1/core/sched/scheduler.py:546. Law: tests/laws/test_vllm_hybrid_cache.py.
@@ -168,8 +168,11 @@ class VllmHybridCache(KvCache):
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
         """Number of tokens of the chunk that begins at token `start`, at most num_tokens. The chunk ends at a block
-        boundary unless it reaches prefill_end, the number of the request's tokens that are computed as a prompt. It
-        also ends where a cached prefix without a state ends. limit: maximum tokens of one step.
+        boundary unless it reaches prefill_end, the number of the request's tokens that are computed as a prompt. 0 or
+        less: the step has too few tokens left to reach a block boundary. limit: maximum tokens that any step computes
+        of one prompt; chunks may end inside a block that is longer. The chunk also ends where a cached prefix without a
+        state ends and, unless the forward exports a state (`_exports`), at the prompt's last block boundary and at the
+        end of a block in which the chunk begins.
         """
         if not self.keeps_states or start >= prefill_end:
             return num_tokens
@@ -230,9 +233,9 @@ class VllmHybridCache(KvCache):
     def grow_all(self, leases: list[Lease], num_pages: int) -> None:
         """Gives num_pages new pages to the leases of running requests, in turn.
 
-        If states are kept, the next step reads the old state of each request, and writes the new state to other pages.
-        The pages of the old states become free only after this step. Until then, num_left_pages other pages are kept
-        free instead.
+        If states are kept, a step that begins a new block of a request reads the old state, and writes the new state to
+        other pages. The pages of the old states become free only after this step. Until then, num_left_pages other
+        pages are kept free instead.
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)
@@ -297,9 +300,10 @@ class VllmHybridCache(KvCache):
         state.num_users += 1
 
     def _release(self, state: State, shift: int | None) -> None:
-        """Ends one use of a state. A state without users can be evicted; states and KV are evicted in the order in
-        which they became unused. shift: the state's place in this order. 1: directly after KV that became unused at the
-        tree's last access. -1: directly before this KV. None: the state keeps its place.
+        """Ends one use of a state. A state without users is freed or, if the prefix cache keeps it, can be evicted;
+        states and KV are evicted in the order in which they became unused. shift: the state's place in this order. 1:
+        directly after KV that became unused at the tree's last access. -1: directly before this KV. None: the state
+        keeps its place.
         """
         state.num_users -= 1
         if state.num_users:

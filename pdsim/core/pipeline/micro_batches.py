@@ -55,10 +55,10 @@ class MicroBatches(Generic[RequestT]):
         num_stages: int,
         make: type[RunningBatch[RequestT]] = RunningBatch,
     ) -> None:
-        """make: class of the micro-batches. first: the batch that the instance would have with one stage. If its class
-        is `make`, it becomes the first micro-batch; otherwise, only its settings are copied. num_stages: number of
-        micro-batches. wave_requests: number of requests whose attention runs at the same time; None: all requests of a
-        micro-batch.
+        """make: class of the micro-batches. first: the batch that the instance would have with one stage. If `first` is
+        an instance of `make`, it becomes the first micro-batch. All other micro-batches are new, with the settings of
+        `first`. num_stages: number of micro-batches. wave_requests: number of requests whose attention runs at the same
+        time; None: all requests of a micro-batch.
         """
         self.batches = [first] if isinstance(first, make) else []
         while len(self.batches) < num_stages:
@@ -98,12 +98,13 @@ class MicroBatches(Generic[RequestT]):
         return next((batch for batch in self.batches if batch.has(request_id)), None)
 
     def skip(self) -> None:
-        """Gives the turn to the next micro-batch, although the present one begins no step."""
+        """Gives the turn to the next micro-batch."""
         self.turn = (self.turn + 1) % len(self.batches)
 
     def begin(self, step: Step) -> Step:
-        """Begins `step`, a step of the micro-batch whose turn it is. Returns a copy of `step`. In the copy of a decode
-        step, the field `joined` has the ids of all running requests of the micro-batch.
+        """Begins a step of the micro-batch whose turn it is, and gives the turn to the next micro-batch. Returns the
+        step to execute: a prefill step unchanged; a decode step, also that of a mixed step, as a MicroBatchStep, which
+        lists all running requests of the micro-batch and has max_steps 1.
         """
         batch = self.batches[self.turn]
         self._under_way.append(self.turn)

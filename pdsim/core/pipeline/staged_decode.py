@@ -15,7 +15,7 @@ class StagedDecodeInstance(DecodeInstance):
     """SGLang's decode instance with one micro-batch per pipeline stage. The micro-batch whose turn it is resumes and
     admits requests, and takes all requests whose KV has arrived (0.5.23, managers/scheduler_pp_mixin.py:363;
     disaggregation/decode.py:3392). Admission reserves output tokens for this micro-batch's requests only
-    (disaggregation/decode.py:2047), and only these requests are retracted for it.
+    (disaggregation/decode.py:2047). A micro-batch that lacks pages retracts its own requests only.
     """
 
     def __init__(

@@ -204,8 +204,8 @@ class StagedVllmInstance(VllmDecodeInstance):
         return step, commands
 
     def _catch_up(self, now_ns: int) -> list[m.Command]:
-        """Does the work that vLLM postpones until it chooses its next step: frees the pages of ended requests, queues
-        preempted requests that no step computes any more, and handles messages that came too late for the step before.
+        """Does the work that vLLM postpones until it has chosen a step: frees the pages of ended requests, queues
+        preempted requests that no step computes any more, and handles messages that came too late for this choice.
         Returns the commands that follow from the messages.
         """
         for batch in self._late_batches:
@@ -222,7 +222,7 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _closing(self) -> list[DecodeRequest]:
-        """Requests that have ended, but hold their pages until a step that is under way has ended."""
+        """Requests that have ended, but hold their pages until the instance has chosen its next step."""
         return [request for batch in self._late_batches for request, _ in batch.closing]
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
@@ -244,8 +244,9 @@ class StagedVllmInstance(VllmDecodeInstance):
         return [*stale, *super().on_step_done(step, replace(result, ended=ended), now_ns)]
 
     def _give_stale_tokens(self, step: m.Step, outputs: dict[int, TokenSequence]) -> list[m.Command]:
-        """Handles the result of a step for requests that were preempted while the step was under way: each gets its
-        token, and those in `outputs` end (0.33.0, v1/core/sched/scheduler.py:2338). Returns the commands for this.
+        """Handles the result of a step for requests that were preempted while the step was under way: each gets the
+        token that the step computed, if any, and those in `outputs` end (0.33.0, v1/core/sched/scheduler.py:2338).
+        Returns FirstToken and Finished for these requests.
         outputs: all output tokens of each request that ended in the step, by request id.
         """
         commands: list[m.Command] = []

@@ -2,7 +2,7 @@
 
 state       begins when                                     ends when
 ungranted   NewRequest came                                 KvGranted comes, a timeout ends, or the request is given up
-early       KvGranted came before NewRequest                NewRequest comes, or a timeout ends
+early       KvGranted came before NewRequest                NewRequest comes, a timeout ends, or the request is given up
 refused     prefill or decode will not serve the request    KEPT_NS later; messages about it are ignored until then
 """
 
@@ -33,12 +33,14 @@ class BootstrapQueue:
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def watch(self, request_id: int, now_ns: int) -> list[Command]:
-        """Begins the timeout of a request without a grant. Returns an alarm for the end of the timeout."""
+        """Begins the timeout of a request without a grant. Returns an alarm for the end of the timeout; nothing if an
+        earlier alarm is pending.
+        """
         return self._deadlines.add(request_id, now_ns)
 
     def keep(self, grant: KvGranted, now_ns: int) -> list[Command]:
         """Keeps a grant until its request arrives, unless the request was refused. Returns an alarm for the grant's
-        timeout.
+        timeout; nothing if there is no timeout or an earlier alarm is pending.
         """
         if grant.request_id in self.refused.kept:
             return []
@@ -52,8 +54,8 @@ class BootstrapQueue:
         return self.ungranted.pop(request_id, None)
 
     def expired(self, now_ns: int, commands: list[Command]) -> list[PrefillRequest]:
-        """Applies the timeout: refuses and returns requests that got no grant in time, and drops grants that got no
-        request in time. Adds an alarm for the next deadline to `commands`.
+        """Applies the timeout: refuses and returns requests that got no grant in time. Drops grants whose requests did
+        not come in time, and refuses these requests. Adds an alarm for the next deadline to `commands`.
         """
         overdue = self._deadlines.expired(now_ns, commands, self._is_live)
         return [request for request_id in overdue if (request := self.refuse(request_id))]

@@ -35,8 +35,8 @@ forward has begun already, and the number of free tokens after the request's pro
 
 @dataclass(slots=True)
 class Forward:
-    """A forward that is being filled. chunk_tokens, prefill_tokens, num_slots: numbers of tokens, of uncached tokens
-    and of prompts that the forward may still take.
+    """A forward that is being filled. chunk_tokens, prefill_tokens: numbers of tokens that the forward may still take,
+    by the limits chunk_tokens and max_prefill_tokens. num_slots: number of prompts that may still begin.
     """
 
     chunk_tokens: int = 0
@@ -46,7 +46,8 @@ class Forward:
     """Number of tokens of the pool that further prompts may not take: reserved for chunks of this forward and for
     outputs."""
     taken_tokens: int = 0
-    """Number of tokens for which the chunks of this forward take pages. Pages reserved for outputs are not counted."""
+    """Tokens of the pool that this forward takes: whole pages of its chunks, a further page per chunk, and 1 token per
+    running request that the forward decodes. Tokens reserved for outputs are not counted."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     media: Sequence[MediaItem] = ()
     """Images and audio clips that the instance encodes before the forward."""
@@ -277,8 +278,8 @@ class ForwardBuilder(Generic[RequestT]):
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
-        """Stops a prompt, so that no further forward computes it. caches: True: the KV of the prompt's last chunk is
-        put into the prefix cache.
+        """Stops a prompt, so that no further forward computes it. caches: True: puts the prompt's computed KV, but not
+        that of a chunk under way, into the prefix cache.
         """
         if caches and self._unshared is request:
             self._cache_prefix(request, request.num_computed_tokens, is_chunk=True)
@@ -295,7 +296,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request.lease.table[num_shared - 1 : num_shared] == writer.lease.table[num_shared - 1 : num_shared]
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Records a computed chunk, caches whole pages of the computed tokens, and returns the chunk's request."""
+        """Records a computed chunk; returns its request. Caches pages; with shares_late, only after the last chunk."""
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
         if self._writer is request and request.num_computed_tokens == request.num_scheduled_tokens:
@@ -337,10 +338,9 @@ class ForwardBuilder(Generic[RequestT]):
         return len(partial.lease.table) * self.page_size + room - partial.num_scheduled_tokens
 
     def _take(self, pick: Pick, forward: Forward) -> str | None:
-        """Adds the prompt's first chunk to the forward, and locks its cached prefix. Returns None if this was done, or
-        if a prefetch of the prompt's KV is under way: the next prompt may be tried. Otherwise nothing was added; the
-        result is "slots" or "pages" if the prompt lacks these, or "" if the forward is full. Raises PolicyError for a
-        wrong pick.
+        """Adds the prompt's first chunk to the forward, and locks its cached prefix. None: this was done, or a prefetch
+        of the prompt's KV is under way; the next prompt may be tried. Otherwise nothing was added. "slots" or "pages":
+        the prompt lacks these. "": the forward is full. Raises PolicyError for a wrong pick.
         """
         request = self._waiting.get(pick.request_id)
         if request is None or pick.request_id in self.begun:
@@ -401,7 +401,7 @@ class ForwardBuilder(Generic[RequestT]):
         return num_new + request.num_growth_tokens + self.page_size + self.spare_tokens < room + 1
 
     def _is_capped(self, request: RequestT) -> bool:
-        """True if max_prefill_tokens limits the prompt, unless the prompt is the first of its forward."""
+        """True if max_prefill_tokens limits the prompt. The caller excludes the first prompt of a forward."""
         if self._has_fixed_output(request):
             return False
         return self._rules.caps_chunked_prompts or self._chunk_tokens == UNLIMITED

@@ -341,9 +341,9 @@ class PrefillInstance:
             self._give_way(partial, again=True)
 
     def _in_the_way(self) -> int | None:
-        """Id of the parked request that must give its slot to a request with a grant. A parked request is computed, but
-        has no grant of pages on decode. A parked request must give way if parked requests hold all slots and a request
-        with a grant waits; the latest one gives way. None: no request must give way. SGLang instead waits for a
+        """Id of the parked request that must give its slot and pages to a request with a grant. A parked request is
+        computed, but has no grant of pages on decode. The latest parked request must give way if a request with a grant
+        waits, and all requests that hold slots are parked. None: no request must give way. SGLang instead waits for a
         timeout.
         """
         ungranted = self._bootstrap.ungranted.keys()
@@ -370,8 +370,9 @@ class PrefillInstance:
 
     def _give_up(self, request_id: int) -> list[m.Command]:
         """Stops serving a request. Returns messages that stop its transfer. A forward that computes the request and a
-        transfer that sends it still run to their end, and until then the request holds its slot and pages. Its computed
-        pages stay cached.
+        transfer that sends it still run to their end, and until then the request holds its slot and pages. KV that the
+        prefix cache has stays there. With EngineRules.computes_aborted_prompts, a partly computed prompt is still
+        computed completely.
         """
         self.cache.stop_prefetch(request_id)
         ungranted = self._bootstrap.refuse(request_id)
@@ -385,8 +386,8 @@ class PrefillInstance:
         return [self._tell_sender(request_id, found.decode_id if found else "")]
 
     def _give_up_ungranted(self, request: PrefillRequest) -> list[m.Command]:
-        """Stops serving a request without a grant, if prefill may compute its prompt before the grant (an optimistic
-        request). Does nothing for other requests, which still wait for their grants.
+        """Stops serving a request that the caller has removed from BootstrapQueue.ungranted. Does nothing unless the
+        request is optimistic: prefill holds other requests without a grant nowhere else.
         """
         return self._give_up(request.request_id) if request.is_optimistic else []
 

@@ -26,7 +26,7 @@ class PromptMemory:
         self._prefixes.uses_whole_nodes = False
 
     def takes(self, prompt: TokenSequence) -> bool:
-        """True if this memory can hold the prompt: it has at least one page, and not more pages than the memory."""
+        """True if the prompt has at least one whole page, and this memory can hold all its whole pages."""
         return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
@@ -59,8 +59,8 @@ class PromptMemories:
     """
 
     def __init__(self, instance_ids: Iterable[str], num_tokens: int, page_size: int = PAGE_SIZE) -> None:
-        """num_tokens: number of tokens that are remembered for each instance. page_size: number of tokens that are
-        compared together.
+        """num_tokens: maximum number of tokens that are remembered for each instance. page_size: number of tokens of a
+        page. Prompts are remembered and compared in whole pages.
         """
         self._num_tokens, self._page_size = num_tokens, page_size
         self._memories = {instance_id: PromptMemory(num_tokens, page_size) for instance_id in instance_ids}

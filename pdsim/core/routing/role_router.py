@@ -27,7 +27,8 @@ REMEMBERED = MemorySize()
 @dataclass(slots=True)
 class RoutedLoad:
     """Load of one instance as the router counts it: number of its unfinished requests, of their prompt tokens, and of
-    the prompts' whole pages. num_queued and page_use: from the last metrics that the instance sent (InstanceMetrics).
+    the prompts' whole pages. num_pages: a page that n prompts share counts n times; 0 unless the policy has
+    `is_kv_aware = True`. num_queued and page_use: from the instance's last metrics (InstanceMetrics).
     """
 
     instance_id: str
@@ -111,8 +112,8 @@ class RoleRouter:
         return list(self._loads)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Stores how many first tokens of the next prompt each instance has cached. The next call of `pick` routes this
-        prompt. cached: the instances' answers.
+        """Stores how many first tokens of the next prompt each instance has cached, if the policy has `reads_caches =
+        True`. The next call of `pick` routes this prompt. cached: numbers of cached tokens by the instances' KV events.
         """
         if self.reads_caches:
             self._cached = {one.instance_id: (one.num_device_tokens, one.num_host_tokens) for one in cached}
@@ -121,8 +122,9 @@ class RoleRouter:
         return self._cached.get(instance_id, (0, 0))
 
     def _num_credited_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's tokens that the router believes this instance has cached. The router does not count
-        them as work for the instance.
+        """Number of the prompt's tokens that the router does not count as work for the instance, because they are
+        cached. A policy with `reads_caches = True` computes the number from cached tokens in GPU and host memory.
+        Otherwise the number is num_cached_tokens.
         """
         if self.reads_caches:
             credited: int = getattr(self._policy, "num_credited_tokens")(*self.tier_tokens(instance_id))  # noqa: B009

@@ -26,7 +26,7 @@ from pdsim.policy.draws import Draws
 from pdsim.policy.protocols import DisaggregationPolicy, SheddingPolicy
 
 _RETRY: Final = 1_000_000_000
-"""Distance between the ids of two attempts of a request: retry N of request R has the id N * _RETRY + R. Ids of
+"""Distance between the ids of successive attempts of a request: retry N of request R has the id N * _RETRY + R. Ids of
 requests are smaller than _RETRY.
 """
 _FINE = 1 << 30
@@ -76,14 +76,14 @@ class _Pair:
 
 @dataclass(slots=True)
 class _Request:
-    """A request that the router keeps until neither its prefill nor its decode instance works on it any more."""
+    """A request that has not ended for its client, or on which its prefill instance still works."""
 
     arrival: m.Arrival
     """The client's message."""
     num_tokens: int
     """Length of the prompt in tokens."""
     num_retries: int = 0
-    """Number of attempts after the first."""
+    """Number of retries, including a retry that waits for the end of its backoff."""
     attempt: m.NewRequest | None = None
     """The last attempt. at_prefill and at_decode tell which instances still work on it."""
     at_prefill: bool = False
@@ -104,8 +104,9 @@ class _Request:
 
 class Router:
     """Routes requests to pairs of prefill and decode instances, or to aggregated instances. on_message returns messages
-    to send, and Failed for requests that the router ends. The driver passes Finished, PrefillDone and FirstToken to the
-    client itself, if `client_of` knows the attempt.
+    to send, alarms (WakeAt), Failed for requests that the router ends, and PrefillDone for requests whose prefill
+    instance has died. The driver passes the instances' Finished, PrefillDone and FirstToken to the client itself, if
+    `client_of` knows the attempt.
     """
 
     instance_id: ClassVar[str] = "router"
@@ -409,8 +410,9 @@ class Router:
             del self.live[request.arrival.request_id]
 
     def _on_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Handles the failure of an instance. The router retries requests whose decode instance is dead. The router
-        does not retry requests whose prefill instance is dead: their decode instances report them as Failed.
+        """Handles the failure of an instance. Retries requests whose decode instance is dead, or fails them if no retry
+        is left or the first token was streamed. For requests whose prefill instance is dead, returns PrefillDone only:
+        decode instances report requests that lost their KV as Failed, and the router retries them then.
         """
         instance_id = down.instance_id
         self._note(down)

@@ -62,7 +62,7 @@ class Receiver:
 
     @property
     def held(self) -> list[int]:
-        """Ids of requests whose pages on this decode instance do not have all their KV yet."""
+        """Ids of requests that got spans of the staging ring, and whose KV is not yet completely in its pages."""
         return list(self._incoming)
 
     def on_message(self, message: m.Message, now_ns: int) -> list[m.Command]:

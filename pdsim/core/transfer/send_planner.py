@@ -55,25 +55,25 @@ class RankPairLayout:
     pushes: bool = False
     """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
-    """Bytes of a request's linear-attention state that a rank sends to another rank after the last page."""
+    """Bytes of a request's linear-attention state that one prefill rank sends one decode rank after the last page."""
     num_state_planes: int = 0
     """Number of arrays over which a request's linear-attention state is spread."""
     window_tokens: int = 0
     """Size of the sliding window in tokens. Layers with a window send KV of the prompt's last tokens only, after the
     last page of all other layers. page_bytes and num_planes do not include these layers."""
     window_page_bytes: int = 0
-    """Bytes of one page in all layers with a sliding window together."""
+    """KV bytes of one page, over all layers with a sliding window, that one prefill rank sends to one decode rank."""
     num_window_planes: int = 0
-    """Number of planes of all layers with a sliding window."""
+    """Number of arrays with parts of a page in layers with a sliding window (see num_planes)."""
 
     def size(
         self, source: tuple[int, ...], target: tuple[int, ...], sent: range | None = None, *, with_state: bool = True
     ) -> "TransferSize":
-        """Returns bytes and descriptors of a transfer of pages. source and target: page ids on prefill and on decode.
+        """Returns bytes and descriptors of a transfer of pages. source and target: page ids on sender and receiver.
 
-        sent: for the last pages of a prompt, the range of the prompt's tokens that prefill sends. The result then
-        includes KV of layers with a window and, if with_state is True, the request's state. None: later pages of the
-        prompt follow.
+        sent: range of all tokens that are sent of a prompt, if these are the prompt's last pages. The result then
+        includes KV of layers with a window and, if with_state is True, the request's state. None: the result covers
+        these pages only.
         """
         num_pages = len(source)
         if self.pushes:
@@ -117,7 +117,7 @@ class RankPairLayout:
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """Sum over all pairs of ranks. amount: of a pair with the most layers. Pairs with fewer layers count less."""
+        """Sum over all pairs of ranks. amount: that of a pair with most layers. Pairs with fewer layers count less."""
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
@@ -217,7 +217,7 @@ class SendCursor:
 
     def advance(self, end_tokens: int, table: Sequence[int], *, is_last: bool) -> list[Piece]:
         """Returns the next pieces, up to end_tokens of the prompt. Empty: nothing can be sent yet. table: the request's
-        page ids on prefill. is_last: True: the whole prompt is computed.
+        page ids on prefill. is_last: True: the prompt ends at end_tokens.
         """
         page_size, base = self._page_size, self._start_pages
         if not is_last:
@@ -333,8 +333,8 @@ class SendPlanner:
         return SendCursor(grant.num_cached_tokens, grant.pages, layout.page_size, cell_pages, layout.num_shares)
 
     def largest_cell_bytes(self, num_pages: int) -> int:
-        """Bytes of a decode rank's ring that the largest staging cell of num_pages pages takes, with the parts of all
-        prefill ranks that write to this cell. 0: KV is not staged.
+        """Bytes of a decode rank's ring that the largest staging cell of a request takes, with the parts of all prefill
+        ranks that write to this cell. num_pages: pages that the request sends. Returns 0 if KV is not staged.
         """
         if self._staging is None or not self._layout.slices:
             return 0
@@ -394,7 +394,7 @@ class SendPlanner:
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
         """Returns a unit with one descriptor for each staged piece. is_last: True: adds a unit with the first token and
-        the linear-attention state, which is not staged. first_token_ends: True: no token follows the first.
+        all that is not staged: state, and KV of layers with a window. first_token_ends: True: no token follows.
         """
         units: list[Command] = []
         for piece in pieces:

@@ -69,8 +69,8 @@ class Sender:
 
     @property
     def held(self) -> list[int]:
-        """Ids of requests that still have units in this sender's queues, KV in a staging ring, or an abort that the
-        sender must confirm.
+        """Ids of requests that have units in this sender's queues or under way, spans of a staging ring to which no
+        transfer has begun, or a StopSending that the sender must answer. An id may occur more than once.
         """
         sending = [queue.sending for queue in self._queues if queue.sending is not None]
         units = [*sending, *(unit for queue in self._queues for unit in queue.units)]
@@ -191,8 +191,8 @@ class Sender:
             del self._spans[key]
 
     def _answer(self, request_id: int) -> list[m.Command]:
-        """Commands that answer the request's StopSending. Empty: no StopSending has arrived. To be called only while no
-        unit of the request is under way.
+        """Commands that answer the request's StopSending. Empty: no StopSending has arrived, or prefill does not know
+        the request. To be called only while no unit of the request is under way.
         """
         stop = self._stopping.pop(request_id, None)
         if stop is None or not stop.decode_id:

@@ -1,6 +1,6 @@
 """The staging memory of one decode rank: a ring of bytes. Spans of the ring are lent before their bytes are free.
 
-The prefill rank that writes to a span learns the span's position first, and must wait until the bytes are free:
+The prefill ranks that write to a span learn the span's position first, and must wait until the bytes are free:
 `may_write`. The watermark tells which bytes are free: all before the start of the oldest span that is still lent. Spans
 become free in the order of lending. If a span does not fit into the tail of the ring, the tail stays unused in this
 round (SGLang 0.5.23, disaggregation/common/staging_handler.py: StagingAllocator, is_watermark_ready).

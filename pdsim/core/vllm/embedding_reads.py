@@ -34,7 +34,8 @@ class EmbeddingReads:
         self._instance_id = instance_id
         self._embedding_bytes = embedding_bytes
         self._under_way: dict[tuple[int, int], _Read] = {}
-        """Reads that are not ready, by (id of the request that asked, index of the item among the request's media)."""
+        """Reads that are asked, granted or reading, by (id of the request that asked, index of the item in its media).
+        """
         self._wanted: set[MediaKey] = set()
         """Items of reads under way."""
         self._granted: list[_Read] = []

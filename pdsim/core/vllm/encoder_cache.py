@@ -110,13 +110,15 @@ class EncoderCache:
                 self._free(request.request_id, place)
 
     def drop(self, request_id: int) -> None:
-        """Ends all uses of embeddings by a request, which has ended or lost its memory."""
+        """Ends all uses of embeddings by a request that was given up or preempted, or that cannot begin for lack of
+        pages.
+        """
         for place in sorted(self._places.get(request_id, ())):
             self._free(request_id, place)
 
     @property
     def num_used_tokens(self) -> int:
-        """Number of tokens of cached images and audio clips that running requests still use."""
+        """Number of tokens of cached images and audio clips that requests still use."""
         return self.max_tokens - self.num_free_tokens - sum(self._unused.values())
 
     def _makes_room(self, num_tokens: int, num_new: int) -> bool:

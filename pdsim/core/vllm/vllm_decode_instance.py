@@ -1,11 +1,11 @@
-"""vLLM's decode instance, which also serves as aggregated instance. Decode pulls KV from prefill with NixlConnector.
+"""vLLM's decode instance, which also serves as aggregated instance. With NixlConnector, decode pulls KV from prefill.
 
 States of a request whose prompt decode computes; decode_instance.py has those of other requests:
 
 state       meaning                                              left by
 waiting     NewRequest came                                      next_step: a slot, and pages for the whole prompt
 preempted   lost its pages, and stands first in the queue        next_step: pages for all lost KV
-computing   prompt and outputs so far, in chunks                 next_step -> MixedStep, on_step_done
+computing   prompt and outputs so far, in chunks                 next_step -> MixedStep or PrefillStep, on_step_done
 running     the last chunk gave the next token                   as in decode_instance.py
 
 A step decodes all running requests, and spends the rest of the token budget on prompts. A prompt that decode computes
@@ -53,7 +53,8 @@ class VllmDecodeInstance(DecodeInstance):
         reads: EmbeddingReads | None = None,
     ) -> None:
         """policy: order of the prompts that this instance computes itself; None: first come, first served. giver: sends
-        KV back to prefill; None: no KV returns. reads: reads embeddings of prompts from encode instances.
+        KV back to prefill; None: no KV returns. reads: reads embeddings of prompts from encode instances; None: this
+        instance encodes images and audio clips itself.
         """
         super().__init__(
             instance_id,
@@ -167,8 +168,9 @@ class VllmDecodeInstance(DecodeInstance):
 
     @property
     def _num_slots(self) -> int:
-        """Decode admits requests while num_active is below this number: the number of places in the batch, plus the
-        number of active requests that take no place, because their KV is on its way or they are ready.
+        """Decode admits requests while num_active is below this number: _num_places, plus the number of active requests
+        that take no place. These are requests whose KV is on its way, ready requests and failed requests in
+        Releases.unseen.
         """
         num_slotless = len(self.transferring) + len(self.ready.requests) + len(self._releases.unseen)
         return self._num_places + num_slotless
@@ -178,9 +180,9 @@ class VllmDecodeInstance(DecodeInstance):
         return self.limits.max_running_requests - len(self._builder.begun)
 
     def _take_in(self, commands: list[m.Command]) -> int:
-        """Admits queued requests, unless the first prompt that waits to be computed here was preempted, or arrived
-        before these requests. Returns the number of decode steps after which admission is tried again, if no message
-        comes first.
+        """Admits queued requests, unless the first prompt that waits to be computed here was preempted, or arrived no
+        later than the first queued request. Returns the number of decode steps after which admission is tried again, if
+        no message comes first.
         """
         if not self._builder.waiting:
             return super()._take_in(commands)
@@ -190,9 +192,10 @@ class VllmDecodeInstance(DecodeInstance):
         return FOREVER
 
     def _change(self, commands: list[m.Command]) -> tuple[int, bool]:
-        """Gives running requests pages for the next step. If no request is preempted, arrived requests join the batch
-        and queued requests are admitted. Returns (number of steps until the next call, whether the batch changed). A
-        preemption counts as a change only if no prompt is partly computed.
+        """Gives running requests pages for the next step, and preempts requests if pages are lacking. If no request is
+        preempted, and running requests and begun prompts leave tokens of the step's budget, arrived requests join the
+        batch and queued requests are admitted. Returns (number of steps until the next call, whether the batch
+        changed). A preemption counts as a change only if no prompt is partly computed.
         """
         self._preempts = joined = False
         num_available_pages = self.num_available_pages
@@ -211,8 +214,8 @@ class VllmDecodeInstance(DecodeInstance):
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
-        """Moves arrived requests into the batch, in order, until slots of the batch or pages run out. Returns True if a
-        request joined.
+        """Moves ready requests into the batch: the highest priority first, then in order of admission. Stops if the
+        batch has no place left, or if a request was preempted because pages ran out. Returns True if a request joined.
         """
         ready, joined = self.ready.requests, False
         ready.sort(key=lambda request: (-request.priority, request.entry))
@@ -232,8 +235,8 @@ class VllmDecodeInstance(DecodeInstance):
                 self._set_entry(request)
 
     def _set_entry(self, request: DecodeRequest) -> None:
-        """Sets the request's `entry`, which orders running requests: higher than that of all requests that were
-        admitted before.
+        """Sets the request's `entry`, which orders running requests, to a higher number than every `entry` that was set
+        before.
         """
         self._num_admitted += 1
         request.entry = self._num_admitted
@@ -262,8 +265,8 @@ class VllmDecodeInstance(DecodeInstance):
         return sorted([*self.batch.requests(), *self._builder.partials], key=lambda request: request.entry)
 
     def _make_way(self, commands: list[m.Command]) -> None:
-        """Preempts running requests until the remaining ones have pages for the next step. Adds messages on the
-        preempted requests to `commands`.
+        """Preempts running requests until the remaining ones have pages for the next step. Adds messages on preempted
+        requests to `commands`, as `_preempt` does.
         """
         while self._lacks_pages:
             self._preempts = True
@@ -275,8 +278,9 @@ class VllmDecodeInstance(DecodeInstance):
         return self.batch.num_opening_pages + num_partials > self.num_available_pages
 
     def _preempt(self, request_id: int, commands: list[m.Command]) -> None:
-        """Preempts a request: frees its pages, and puts it first in the queue. A request that lacks pages although it
-        is alone fails. Adds a message about this to `commands`.
+        """Preempts a running request: frees its pages, and puts it first in the queue of prompts to compute. A decoding
+        request fails instead if no other request holds pages. Adds Retracted or Failed to `commands` for a decoding
+        request, and nothing for a partly computed prompt. Raises PolicyError if the request does not run.
         """
         builder = self._builder
         if begun := builder.begun.get(request_id):
@@ -294,8 +298,9 @@ class VllmDecodeInstance(DecodeInstance):
     # Computing.
 
     def _fill(self, now_ns: int, num_decode_tokens: int, commands: list[m.Command]) -> Forward:
-        """Returns the next step's chunks, and adds messages and copies to `commands`. Also admits queued requests if
-        all prompts that arrived before these requests have begun. num_decode_tokens: number of running requests.
+        """Returns the next step's chunks of prompts, and adds messages and copies to `commands`. If the step has chunks
+        and tokens left, and no request was preempted, also admits queued requests as `_take_in` does.
+        num_decode_tokens: number of running requests.
         """
         num_slots = None if self._preempts else self._num_places - self.batch.num_requests
         partials = {partial.request_id for partial in self._builder.partials}
@@ -317,8 +322,9 @@ class VllmDecodeInstance(DecodeInstance):
         return m.PrefillStep(self._num_forwards, chunks, num_decode_tokens, media)
 
     def _compute_alone(self, now_ns: int, commands: list[m.Command]) -> m.PrefillStep | m.Wait:
-        """Computes prompts while no request decodes. Prompts that do not fit although no request holds pages fail:
-        `commands` gets their messages.
+        """Returns a step that computes prompts while no request decodes, or a Wait if no prompt can be computed. If no
+        waiting prompt fits although no request holds pages, the longest waiting prompt fails, and the rest is tried
+        again. Adds Failed to `commands` for each failed prompt.
         """
         forward = self._fill(now_ns, 0, commands)
         while not forward.chunks and forward.blocked_by and self._builder.waiting and not self.holding():

@@ -5,10 +5,11 @@ waiting   EncodeMedia has come                                  next_step: a ste
 begun     steps take the part's tokens, and encode its items    on_step_done, all tokens taken -> MediaEncoded
 
 Source: vLLM 0.33.0. An encode instance has the scheduler of all servers, without KV and sampling (v1/core/sched/
-scheduler.py:2421). A part is a prompt that has ended when steps have taken all its tokens: begun parts first, then
-waiting parts, up to the tokens of a step, as far as the encoder cache has room. Embeddings are copied to host memory
-while the next step runs (ec_connector/cpu/worker/__init__.py, flush_saves), whose size pdsim does not limit. The
-instance answers servers that want to read embeddings between its steps (ec_connector/cpu/session.py, poll_step).
+scheduler.py:2421). A part is a prompt, and has ended when steps have taken all its tokens. A step takes tokens of begun
+parts first, then of waiting parts, up to step_tokens, as far as the encoder cache has room. Embeddings are copied to
+host memory while the next step runs (ec_connector/cpu/worker/__init__.py, flush_saves). pdsim does not limit the size
+of this host memory. Between its steps, the instance answers servers that want to read embeddings
+(ec_connector/cpu/session.py, poll_step).
 """
 
 from itertools import chain
@@ -41,7 +42,7 @@ class VllmEncodeInstance:
         self.instance_id = instance_id
         self.waiting: dict[int, _Part] = {}
         self.begun: dict[int, _Part] = {}
-        """Parts by number, in the order in which they came or began."""
+        """waiting, begun: parts by number, in the order in which the parts came (waiting) or began (begun)."""
         self._taken: list[tuple[_Part, int]] = []
         """Parts of the step under way, and the number of tokens that it takes of each."""
         self._asks: list[m.AskEmbeddings] = []

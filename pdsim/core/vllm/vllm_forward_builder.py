@@ -29,12 +29,13 @@ class TokenBudget:
     """Maximum tokens of one prompt in one step (long_prefill_token_threshold). None: a prompt may take the rest of the
     step's budget."""
     has_fair_shares: bool = False
-    """True: each prompt may take at least an equal share of the step: if step_tokens divided by the number of requests
-    is larger than prompt_tokens, the quotient is the limit of one prompt (long_prefill_token_threshold_adaptive; vLLM
-    0.33.0, v1/core/sched/scheduler.py:764).
+    """True: each prompt may take at least an equal share of the step: if step_tokens divided by the number of waiting
+    and running requests is larger than prompt_tokens, the quotient is the limit of one prompt
+    (long_prefill_token_threshold_adaptive; vLLM 0.33.0, v1/core/sched/scheduler.py:764).
     """
     prefill_interval_steps: int = 1
-    """While requests decode, prompts are computed in at most one of n consecutive steps, where n is this number."""
+    """While requests decode, prompts are computed in at most one of n consecutive steps, where n is this number. If
+    prompts still wait after a step that could begin prompts, the limit does not hold (PrefillCadence)."""
     encoder_tokens: int = 0
     """Maximum tokens of images and audio clips whose embeddings are kept. 0: the model has no encoder."""
     splits_media: bool = True
@@ -169,9 +170,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """Fills the next step with prompts. num_slots: number of prompts that may begin; None: no prompt may begin.
-        num_decode_tokens: number of running requests, which take one token each. reserved_tokens: not used, because
-        vLLM reserves no output tokens.
+        """Returns the next step's chunks of prompts. num_slots: number of prompts that may begin; None: no prompt may
+        begin. num_decode_tokens: number of running requests, which take one token each. reserved_tokens: not used,
+        because vLLM reserves no output tokens.
         """
         self._step_prompt_tokens = self._limit_beside(num_decode_tokens)
         begun = set(self._partials)
@@ -185,8 +186,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return forward
 
     def _save_chunks(self, host: ChunkCache, chunks: list[PrefillChunk], begun: set[int]) -> None:
-        """Saves to host memory the chunks that a step completes, first those of prompts that begin in the step.
-        Requests with outputs save no chunks. begun: ids of requests whose prompts were partly computed before the step.
+        """Saves to host memory the LMCache chunks that a step completes, first those of prompts that begin in the step.
+        Requests with outputs save no chunks. chunks: the step's chunks of prompts. begun: ids of requests whose prompts
+        were partly computed before the step.
 
         A prompt that begins also saves cached chunks that host memory lacks (LMCache 0.5.6, vllm_v1_adapter.py:204).
         """
@@ -204,8 +206,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
             host.save(request.prompt, found, num_tokens, request.lease.table)
 
     def complete(self, chunk: PrefillChunk) -> RequestT:
-        """Counts a computed chunk, and returns its request. If there is host memory, adds a command that stores the
-        prompt's whole pages in host memory. The GPU's prefix cache has them already.
+        """Counts a computed chunk, and returns its request. With OffloadingConnector or KVBM, adds a command that
+        stores the prompt's whole pages in host memory. The GPU's prefix cache has these pages already.
         """
         request = self.begun.pop(chunk.request_id) if chunk.is_last else self.begun[chunk.request_id]
         request.num_computed_tokens += chunk.num_tokens
@@ -217,9 +219,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return request
 
     def _store(self, offload: OffloadCache | KvbmCache, request: RequestT, start: int) -> None:
-        """Adds a command that stores in host memory the tokens of a prompt that a step has computed. start: index of
-        the first of these tokens. KVBM stores nothing of a step that also computes outputs (slot.rs,
-        apply_scheduler_output).
+        """Adds a command that copies a prompt's computed whole pages to host memory: with OffloadingConnector all that
+        host memory lacks, with KVBM those that the last step has computed. start: index of the first token of the last
+        step. KVBM stores nothing of a step that also computes outputs (slot.rs, apply_scheduler_output).
         """
         num_tokens, lease = request.num_computed_tokens, request.lease
         if isinstance(offload, KvbmCache):
@@ -244,8 +246,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return self._needs_of_begun(num_decode_tokens)[0]
 
     def leaves_tokens(self, num_decode_tokens: int) -> bool:
-        """True if a step's budget has tokens left for further prompts. Each running request takes one token of the
-        budget, and prompts that earlier steps have begun take their remaining tokens. num_decode_tokens: number of
+        """True if the next step's budget has tokens left for further prompts. Each running request takes one token of
+        the budget, and prompts that earlier steps have begun take their next chunks. num_decode_tokens: number of
         running requests.
         """
         return self._needs_of_begun(num_decode_tokens)[1] > 0
@@ -430,7 +432,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
 
 def _prefill_end(request: Request) -> int:
-    """Number of the request's tokens that are computed as a prompt. For a preempted request: all tokens but the last
-    output.
+    """Number of the request's tokens that are computed as a prompt. For a preempted request with outputs: all tokens
+    but the last output.
     """
     return max(request.num_prompt_tokens, request.num_tokens - 1)

@@ -1,7 +1,7 @@
-"""vLLM's prefill instance. Decode pulls KV from prefill with NixlConnector.
+"""vLLM's prefill instance. With NixlConnector, decode pulls KV from prefill.
 
-Decode reads computed KV, and prefill waits for the end of the read. So two states of a request differ from those in
-prefill_instance.py:
+Decode reads computed KV, and prefill waits for the end of the read. A request that is sending holds pages, but no slot.
+Two further states of a request differ from those in prefill_instance.py:
 
 state       meaning                                              left by
 parked      computed: holds pages, but no slot                   -> PromptComputed; on_message(KvGranted)

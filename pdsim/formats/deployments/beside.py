@@ -20,7 +20,8 @@ def is_beside(path: Path) -> bool:
 
 def load_beside(path: Path) -> tuple[dict[str, Any], str]:
     """Reads a load from a file. Returns (the scenario's fields `workload` and `client`, a text with assumptions; empty:
-    none). Raises ConfigError if the file is neither a trace nor the result of a load generator.
+    none). Raises ConfigError if the file is neither a trace nor a load generator's result with totals of requests,
+    prompt tokens and output tokens.
     """
     try:
         summary = {} if path.suffix == ".gz" else read_results(path)[0].summary

@@ -35,8 +35,8 @@ class Pods:
     gpu: str | None = None
     """Name of the GPU in a label of nodes. None: not given."""
     role: str | None = None
-    """Role of the container, prefill or decode, if the name of an enclosing object (such as a Deployment) contains it.
-    None: not given.
+    """Role of the container, prefill or decode, if the name, a label or the component type of an enclosing object (such
+    as a Deployment) contains it. None: not given.
     """
     parallel: Mapping[str, int] = field(default_factory=dict)
     """Parallel sizes in the values of a chart, by the option that the chart adds to the command."""
@@ -58,7 +58,7 @@ class Container(Pods):
     """
     framework: str | None = None
     """What the container runs in a DynamoGraphDeployment: an engine's worker, such as dynamo.sglang, or the frontend.
-    None: the container is not of a DynamoGraphDeployment.
+    None: no object around the container says so.
     """
 
 
@@ -171,7 +171,8 @@ def _named(name: str, around: Container) -> Container:
 
 def _described(found: Mapping[str, Any], around: Container) -> Container:
     """Settings for the containers inside the mapping `found`: those of its enclosing objects (around), and those that
-    the mapping itself has, which take precedence.
+    the mapping itself has, which take precedence (`slices` are multiplied). Raises InputError if `replicas` is neither
+    a whole number of at least 0 nor a mapping or list.
     """
     for text in _names(found):
         around = _named(text, around)
@@ -208,7 +209,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields those texts of a manifest's object that may contain the name of a role: name, labels, component type."""
+    """Yields texts of a manifest's object that may contain the name of a role: name, labels, component type, role."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")

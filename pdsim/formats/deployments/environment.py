@@ -22,7 +22,7 @@ reads KVBM_GB, and all other variables with these beginnings do not change times
 def of_environment(variables: Mapping[str, str], network: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the variables set, by path. Raises ConfigError for a value that should be a number and is not.
     network: settings of the network that options have set; variables choose only among the links of the same transfer
-    engine.
+    engine (Mooncake, if options set no transport).
     """
     found: dict[str, Any] = {}
     backend, _, _ = str(network.get("transport", "mooncake")).partition("-")
@@ -118,8 +118,8 @@ def _take(found: dict[str, Any], variables: Mapping[str, str], name: str, path: 
 
 
 def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Any]) -> Any:
-    """The number in the variable `name`. read: makes the number from text. None: the variable is not set, or its value
-    names another variable. Raises ConfigError if the value is no number.
+    """The number in the variable `name`. read: makes the number from text. None: the variable is not set or empty, or
+    its value names another variable. Raises ConfigError if the value is no number.
     """
     value = variables.get(name, "")
     if not value or "$" in value:

@@ -202,8 +202,8 @@ SGLANG: dict[str, Reader] = {
     "mamba-track-interval": of_server("mamba_track_interval"),
     **encoders.OPTIONS,
 }
-"""For each option of SGLang's servers (0.4 to 0.5.23): the function that translates the option's value to fields of a
-scenario.
+"""For each option of SGLang's servers (0.4 to 0.5.23) that pdsim reads as fields of a scenario: the function that
+translates the option's value.
 """
 
 
@@ -345,16 +345,17 @@ SILENT = {
     "enable-metrics", "seed", "decode-log-interval", "watchdog-timeout", "uvicorn-log-level", "disable-log-stats",
     "no-enable-log-requests", "enable-log-requests", "load-format", "random-seed", "skip-tokenizer-init",
 }  # fmt: skip
-"""Options that affect neither the data that is computed and sent nor its times, so that the import does not mention
-them.
+"""Options that read_flags skips without a note: options such as model and port, which other functions read, and
+options that affect neither the data that is computed and sent nor its times.
 """
 TABLES = {"sglang": SGLANG, "vllm": VLLM, "dynamo.sglang": {**VLLM, **SGLANG}, "dynamo.vllm": VLLM}
 TABLES |= {"trtllm": TRTLLM, "dynamo.trtllm": TRTLLM}
 
 
 def read_flags(program: str, flags: Mapping[str, Value]) -> Read:
-    """The scenario fields that the options of a program set. Raises ValueError, which names the option, its value and
-    the possible values. program: name of the program, as in PROGRAMS. flags: values of its options, by option.
+    """The scenario fields that the options of a program set. program: name of the program, a key of TABLES. flags:
+    values of its options, by option. Raises ValueError for a wrong value, which names the option, its value and the
+    possible values. If the value contains a variable ($NAME) that the file does not set, adds a note instead.
     """
     read, table = Read(), TABLES[program]
     for name, value in flags.items():

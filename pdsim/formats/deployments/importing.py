@@ -47,8 +47,7 @@ class Imported:
     assumed: list[str] = field(default_factory=list)
     withheld: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Fields of speculative decoding and HiSparse, by role. The scenario lacks them until the user gives the number of
-    tokens that a step accepts, or the rate of misses, which a deployment does not have.
-    """
+    tokens that a step accepts, or the rate of misses, which a deployment does not have."""
 
     def take(self, path: str, value: Any) -> None:
         """Sets a field of the scenario, by its dotted path."""
@@ -71,8 +70,9 @@ class _Server:
 
 def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: str | None = None) -> Imported:
     """Imports a deployment from files, or from all files of folders. Returns the scenario, with lists of what was read,
-    ignored and assumed. model, gpu: names in the catalog; None: the deployment must name them. Raises ConfigError if
-    the files start no server, or if one scenario cannot describe all servers; InputError if a file cannot be read.
+    ignored and assumed. model, gpu: names in the catalog. model None: the deployment must name a model. gpu None: the
+    GPU that the deployment names, or else an H100. Raises ConfigError if the files start no server, name no known model
+    or give a wrong value, or if one scenario cannot describe all servers; InputError if a file cannot be read.
     """
     files = list(_files(paths))
     beside = [path for path in files if is_beside(path) and not _is_manifest(path)]
@@ -156,8 +156,8 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """Returns the processes that are servers. If scripts and a manifest start the same servers, as files of `pdsim
-    launch` do, returns only the servers of the scripts, and adds a note to `found`.
+    """Returns the processes that are servers. If scripts start some of them and a graph.yaml starts all others, as in
+    the files of `pdsim launch`, returns only the servers of the scripts, and adds a note to `found`.
     """
     servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
     scripts = [one for one in servers if ".sh, line" in one.where]

@@ -14,8 +14,8 @@ _PROMPTS = 1000
 
 def load_of(program: str, flags: Mapping[str, Value]) -> tuple[Load, list[str]]:
     """The load that a load generator's options describe, and those options that pdsim does not understand. Raises
-    ValueError if an option has a wrong value or pdsim cannot simulate the load. program: name of the load generator, as
-    in PROGRAMS. flags: values of its options, by option.
+    ValueError if an option has a wrong value, or if the options name an input file, or a data set that pdsim does not
+    read. program: name of the load generator, as in PROGRAMS. flags: values of its options, by option.
     """
     return _READERS[program](_Flags(flags))
 

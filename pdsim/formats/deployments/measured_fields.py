@@ -11,8 +11,9 @@ _TOP_K = 2048
 
 
 def read_hisparse_config(read: Read, value: Value) -> None:
-    """Stores SGLang's --hisparse-config (0.5.23, mem_cache/sparsity/factory.py:63) in the server's fields. The kernel's
-    block size is left out, because scenarios have no such field.
+    """Stores device_buffer_size and host_to_device_ratio of SGLang's --hisparse-config, or their defaults (0.5.23,
+    mem_cache/sparsity/factory.py:63), in the server's field `hisparse`. The kernel's block size is left out, because
+    scenarios have no such field. Raises ValueError if the value is no JSON object.
     """
     found = object_of(value)
     read.server["hisparse"] = {
@@ -22,8 +23,10 @@ def read_hisparse_config(read: Read, value: Value) -> None:
 
 
 def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[str, Any]:
-    """Removes the fields of speculation and HiSparse from `given`, and returns them (none for prefill). given: fields
-    that a server's options set. read: gets a note if an aggregated server uses HiSparse, which pdsim does not model.
+    """Removes the fields of speculation and HiSparse from `given`. Returns those that the role can use: for prefill
+    none, hisparse only if a decode server enables it, and speculative_draft_model only with the algorithm STANDALONE.
+    given: fields that a server's options set. read: gets a note if an aggregated server enables HiSparse, which pdsim
+    models on decode servers only.
     """
     taken = {name: given.pop(name) for name in [*given] if name.startswith("speculative_")}
     config, is_on = given.pop("hisparse", {}), given.pop("enable_hisparse", False)
@@ -39,10 +42,11 @@ def take_measured_fields(given: dict[str, Any], read: Read, role: str) -> dict[s
 
 
 def with_measured_fields(servers: dict[str, Any], withheld: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Adds those fields to a role's fields (`servers`) that say nothing without a measured number, if the user has set
-    this number in `servers`. Returns (the role's fields, notes). withheld: such fields, as take_measured_fields returns
-    them. Fields of speculation need speculative_accept_length, and hisparse needs a miss rate. The notes name the
-    fields that are not added, and the number that they need.
+    """Returns (the fields of a role with the withheld fields that can be simulated, notes). Withheld fields of
+    speculation are added if `servers` has speculative_accept_length. Withheld settings of HiSparse are added if
+    `servers` has a mapping `hisparse`, in which the user gives the miss rate. Values in `servers` take precedence. The
+    notes name the fields that are not added, and the number that they need. servers: the role's fields. withheld: as
+    take_measured_fields returns them.
     """
     found, notes = dict(servers), []
     drafts = {name: value for name, value in withheld.items() if name != "hisparse"}

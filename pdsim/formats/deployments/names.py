@@ -10,7 +10,7 @@ from pdsim.system.catalog import names
 _WORDS = re.compile(
     r"-(instruct|chat|hf|it|base|dynamic|block|kv|w8a8|bf16|fp16|redhatai|\d{4}|tput|v\d+|preview|nvfp4|fp8|fp4|awq|gptq|int4|int8)(?=-|$)"
 )
-"""Words in the names of checkpoints that say nothing about the model's size."""
+"""Words in the names of checkpoints that say nothing about the model's architecture or number of parameters."""
 _DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
 _SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
 """Names of models that have the sizes of a model in the catalog."""
@@ -22,7 +22,9 @@ _STAND_INS = {
     70: "llama-3.1-70b",
     72: "llama-3.1-70b",
 }
-"""Dense models of the catalog, by billions of parameters. They stand for models that the catalog lacks."""
+"""Dense models of the catalog that stand for models that the catalog lacks. Keys: billions of parameters of the models
+that the catalog lacks.
+"""
 
 
 _STANDS_IN = "model: the catalog has no"

@@ -43,17 +43,19 @@ class Process(Pods):
     where: str
     """Place of the command, for messages: the file, and the line or object in it."""
     program: str
-    """The known program that the command starts: a name in PROGRAMS."""
+    """Name of the known program that the command starts: a value of PROGRAMS, or trtllm-orchestrator (trtllm.py)."""
     words: Sequence[str]
-    """The words of the command after the name of the program: its options and their values, in order."""
+    """The arguments of the program, in order, after those that are part of its name (serve in vllm serve)."""
     written: Mapping[str, str] = field(default_factory=dict)
     """Files that the shell script itself writes as here-documents (<<EOF), for options that name one of these files:
-    text by file name. Empty: the script writes no file."""
+    text by file name. Empty: there are no such files.
+    """
 
 
 def read_processes(path: Path) -> list[Process]:
-    """The processes that a file starts. Empty: the file starts no known program. Raises InputError if the file cannot
-    be read, or if a line or a manifest in it is wrong.
+    """The processes that a file starts. Empty: the file starts no known program. Raises InputError if the file, a
+    manifest in it, or a file that --config names cannot be read, or if a line with a known program is no line of a
+    shell.
     """
     text = read_text(path)
     is_manifest = path.suffix in (".yaml", ".yml", ".json")
@@ -63,7 +65,7 @@ def read_processes(path: Path) -> list[Process]:
 
 def _with_config(process: Process, folder: Path) -> Process:
     """The process, with the options of the file that --config names. Options in the command take precedence. If the
-    file is missing: the unchanged process.
+    file is missing, or the program is trtllm (whose files trtllm.py reads): the unchanged process.
     """
     words = list(process.words)
     if "--config" not in words[:-1] or process.program == "trtllm":
@@ -133,7 +135,9 @@ _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
 def _num_runs(line: str) -> int | None:
-    """How often the loop that begins in this line of a script runs; 1 if not known. None: no loop begins here."""
+    """How often the `for` loop that begins in this line of a script runs; 1 if not known. None: no loop `for NAME in`,
+    and no loop `for ((` from one number to another, begins in this line.
+    """
     if (counted := _COUNTED.match(line)) is not None:
         first, or_equal, last = counted.groups()
         return max(1, int(last) - int(first) + bool(or_equal))
@@ -159,8 +163,8 @@ def _arrays(line: str) -> dict[str, str]:
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Joins lines that end with a backslash with the lines that follow. Yields each joined line with the number of its
-    first line. Comments are left out.
+    """Yields the lines of a text, each with its number. A line that ends with a backslash is joined with the lines that
+    follow, and has the number of the first of them. Lines that are only a comment are left out.
     """
     begun, parts = 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
@@ -262,8 +266,8 @@ _RUNNERS = {"docker", "podman", "nerdctl"}
 
 
 def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Returns (the program in the image that a `docker run` starts, the arguments after the image's name). None: the
-    command has no image with a known program.
+    """Returns (the program of the first known image that a command of docker, podman or nerdctl names, the arguments
+    after the image's name). None: the command is another, or names no image with a known program.
     """
     if not _RUNNERS & set(map(_base, words[:2])):
         return None

@@ -1,5 +1,6 @@
-"""Readers: each of these functions reads the value of one option. flags.py has, for each program, a table of its
-options with their readers.
+"""Parts of the readers of options: functions that split commands into options, convert the values of options, and make
+readers. A reader stores the value of one option in a Read. flags.py and trtllm_flags.py have tables with the readers of
+each server program's options.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,7 @@ def difference(read: Read, first: Read) -> str:
 
 
 def text_of(value: Value) -> str:
-    """The value of an option as a text. Raises ValueError if the option has several values."""
+    """The value of an option as a text. Raises ValueError if the option has no value, or several."""
     if not isinstance(value, str):
         raise ValueError("one value")
     return value
@@ -118,15 +119,15 @@ def positive_of(value: Value) -> int:
 
 
 def of_server(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
-    """Makes a reader that stores an option's value in the field `name` of the server's role. convert: makes the value
-    from text.
+    """Makes a reader that stores an option's value in the field `name` of the server's role. convert: makes the field's
+    value from the option's.
     """
     return lambda read, value: read.server.__setitem__(name, convert(value))
 
 
 def of_common(name: str, convert: Callable[[Value], Any] = count_of) -> Reader:
     """Makes a reader that stores an option's value in the scenario's field with the path `name`. convert: makes the
-    value from text.
+    field's value from the option's.
     """
     return lambda read, value: read.common.__setitem__(name, convert(value))
 
@@ -161,8 +162,8 @@ def is_flag(found: bool) -> Callable[[Value], bool]:
 
 
 def one_of(known: Mapping[str, Any]) -> Callable[[Value], Any]:
-    """Makes a converter for options with one of the known values. The converter raises ValueError, which lists the
-    known values, if the option has no value or a value that is not known.
+    """Makes a converter that returns known[value]. The converter raises ValueError, which lists the known values, if
+    the option's value is another text. It also raises ValueError if the option has no value, or several.
     """
 
     def convert(value: Value) -> Any:
@@ -179,8 +180,8 @@ def nothing(read: Read, value: Value) -> None:
 
 
 def inverse(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns a table from pdsim's names to an engine's names around. Names for which the engine has none (None) are left
-    out.
+    """Returns pdsim's names by an engine's names. table: the engine's names by pdsim's names; names for which the
+    engine has none (None) are left out.
     """
     return {theirs: ours for ours, theirs in table.items() if theirs is not None}
 

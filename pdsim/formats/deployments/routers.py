@@ -27,9 +27,10 @@ _SILENT = {
 def router_of(
     program: str, flags: Mapping[str, Value], variables: Mapping[str, str], *, is_pair: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns (the section `router` of the scenario, the options that pdsim does not understand). Empty section: the
-    router's default. program: name of the router's program. flags: the program's options, with their values. variables:
-    the program's environment variables. is_pair: True: prefill and decode are separate.
+    """Returns (the section `router` of the scenario, texts on options that pdsim does not understand or that change
+    nothing). Empty section: the section's default (cache_aware), or a mode or policy that pdsim lacks, which the texts
+    then name. program: frontend or gateway. flags: the program's options, with their values. variables: the program's
+    environment variables. is_pair: True: prefill and decode are separate.
     """
     if program == "frontend":
         mode = flags.get("router-mode") or variables.get("DYN_ROUTER_MODE") or "round-robin"
@@ -107,7 +108,7 @@ def _of_roles(
     """The policy of each role. Roles with the default (cache_aware without settings) are left out. cache_aware with a
     match threshold of 1 becomes least_loaded, because `pdsim launch` writes least_loaded with these options. names:
     policy by role. settings: settings of the policies cache_aware or dynamo_kv. manual: settings of the policy manual.
-    is_pair: as for `router_of`.
+    is_pair: True: prefill and decode are separate; False: only the policy of prefill is returned.
     """
     found: dict[str, Any] = {}
     for role, name in names.items():

@@ -39,9 +39,12 @@ class Roles(NamedTuple):
     of_ports: dict[str, str]
     """Role (prefill or decode) of the server at each port, by the port as text."""
     routers: dict[str, str]
-    """Routing policy of each role: pdsim's name of the policy, by prefill or decode."""
+    """Routing policies: pdsim's name of the policy, by prefill or decode. A role whose policy pdsim lacks is missing.
+    """
     aside: list[str]
-    """Texts on sections and routing policies of the file that pdsim ignores, each with the name of the file."""
+    """Texts on the file's sections and routing policies that pdsim ignores, or on a missing file. Each text begins with
+    the place of the orchestrator's command.
+    """
 
 
 def expanded(process: Process, folder: Path) -> list[Process]:
@@ -68,8 +71,8 @@ def expanded(process: Process, folder: Path) -> list[Process]:
 
 
 def _check(words: Sequence[str], where: str) -> None:
-    """Raises InputError if an option among the words of a command has a wrong value. where: the file, for the
-    message.
+    """Raises InputError if an option among `words` has a wrong value. words: options from a YAML file, as words of a
+    command. where: the file, for the message.
     """
     try:
         read_flags("trtllm", parsed(words)[1])
@@ -83,8 +86,9 @@ def _parts(word: str) -> list[str]:
 
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
-    """The options in an options file of trtllm-serve. The deployment's script may write the file, or the file lies in
-    the script's folder. None: there is no such file. name: name of the file.
+    """The options in a YAML file of trtllm-serve or of its orchestrator. The deployment's script may write the file, or
+    the file lies in the script's folder. None: there is no such file. Raises InputError if the file has no options by
+    name. name: name or path of the file, as the command has it.
     """
     written = process.written.get(name.removeprefix("./"))
     if written is None and not (name and (folder / name).is_file()):
@@ -107,8 +111,9 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
 
 
 def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
-    """The server processes that an orchestrator's configuration file starts, and the orchestrator itself. process: the
-    orchestrator's command. config: content of the file. Raises InputError if the file is wrong.
+    """The servers whose settings an orchestrator's configuration file has, then the orchestrator itself. process: the
+    orchestrator's command. config: content of the file. Raises InputError if context_servers or generation_servers is
+    wrong.
     """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
@@ -117,9 +122,10 @@ def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
 
 
 def _check_section(servers: Any, where: str) -> None:
-    """Checks context_servers or generation_servers in an orchestrator's file. Raises InputError if TensorRT-LLM refuses
-    the number of instances or of URLs (llmapi/disagg_utils.py, extract_ctx_gen_cfgs). servers: content of the section.
-    where: names the section in messages.
+    """Checks context_servers or generation_servers in an orchestrator's file. Raises InputError if the section is no
+    mapping, or if TensorRT-LLM refuses the number of instances or of URLs (llmapi/disagg_utils.py,
+    extract_ctx_gen_cfgs). servers: content of the section; None: the file has no such section. where: names the section
+    in messages.
     """
     if servers is None:
         return
@@ -203,8 +209,9 @@ def roles_of(processes: Sequence[Process]) -> Roles:
 
 
 def finish(read: Read, role: str) -> None:
-    """Completes the fields of a server of this role: converts sizes per rank to sizes per server, and adds defaults of
-    TensorRT-LLM. read: fields of the server so far, changed in place.
+    """Completes the fields of a server of this role. attention_dp becomes dp, host memory of each rank becomes
+    offload_bytes (host memory of all ranks of one DP rank), decode servers lose their chunk size, and missing fields
+    get TensorRT-LLM's defaults. read: fields of the server so far, changed in place.
     """
     server, tp = read.server, read.server.get("tp", 1)
     if server.pop("attention_dp", False):

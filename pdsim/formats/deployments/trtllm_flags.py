@@ -22,8 +22,9 @@ from pdsim.formats.deployments.readers import (
 
 
 def _transceiver(read: Read, value: Value) -> None:
-    """Stores cache_transceiver_config.backend as network.transport. UCX, and MPI over UCX, count as NIXL, whose UCX
-    backend posts transfers in the same way.
+    """Stores cache_transceiver_config.backend as network.transport: MOONCAKE as mooncake-rdma, and every other backend
+    as nixl-rdma, with a note unless the backend is NIXL. UCX, and MPI over UCX, post transfers as NIXL's UCX backend
+    does.
     """
     backend = text_of(value).upper()
     read.common["network.transport"] = "mooncake-rdma" if backend == "MOONCAKE" else "nixl-rdma"

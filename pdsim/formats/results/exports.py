@@ -42,11 +42,11 @@ _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e_latency
 
 class Run(NamedTuple):
     summary: Mapping[str, Any]
-    """The summary of the run: numbers by field, as in summary.json."""
+    """The summary of the run: values by field, as in summary.json."""
     requests: Sequence[RequestRecord]
     """Records of the requests that count, without warm-up requests."""
     scenario: Scenario
-    """The resolved scenario of the run."""
+    """The scenario of the run. Fields that pdsim fills in by itself may still be None."""
 
 
 def write_result(path: Path, tool: str, run: Run) -> None:

@@ -15,8 +15,8 @@ class ResultFields:
     """
 
     def __init__(self, found: Any, where: str, path: str = "") -> None:
-        """found: the object. where: name of the file. path: place of the object in the file. Raises ConfigError if
-        `found` is no object.
+        """found: the object. where: names the file, and the line or result in it, for messages. path: dotted path of
+        the object in this result. Raises ConfigError if `found` is no object.
         """
         self.where = f"{where}: {path}" if path else where
         if not isinstance(found, dict):
@@ -78,7 +78,7 @@ class ResultFields:
 
     def unit(self, name: str, units: Mapping[str, float]) -> float:
         """The factor in `units` for the unit that the field `name` has as text. Raises ConfigError if the unit is
-        unknown.
+        missing or unknown.
         """
         unit = self.get(name)
         if not isinstance(unit, str) or unit not in units:

@@ -14,13 +14,13 @@ from pdsim.scenario.yaml_file import ConfigError
 
 class ImportedResult(NamedTuple):
     name: str
-    """Name that the file gives to the result. If the file gives none: the file's name, with a number if the file has
-    several results.
+    """Name that the file gives to the result, or else the file's name without its suffix. From the second result of a
+    file on, the result's number follows, as in NAME #2.
     """
     tool: str
-    """Name of the tool that wrote the file (Tool.name)."""
+    """Short name of the tool that wrote the file, such as SGLang, or "AIPerf's records"."""
     summary: dict[str, Any]
-    """The numbers of the result, by the names that a run's summary has for them. Times are in ms."""
+    """The numbers of the result, by the names and in the units of a run's summary: latencies in ms, duration in s."""
 
 
 class Tool(NamedTuple):
@@ -29,13 +29,15 @@ class Tool(NamedTuple):
     file: str
     """Usual name of the file that the tool writes."""
     differs: str
-    """Says which of the tool's numbers mean something else than the numbers of the same name in a summary."""
+    """Says how the tool's numbers differ from those of a summary: in meaning or unit, or because some are left out.
+    Empty: they do not differ.
+    """
     wrote: Callable[[ResultFields], Any]
     """Function that gets a result and returns a true value if this tool wrote it."""
     summary: Callable[[ResultFields], dict[str, float]]
-    """Makes fields of a run's summary from a result: numbers by field, times in ms."""
+    """Makes fields of a run's summary from a result: numbers by field, latencies in ms, duration in s."""
     label: Callable[[ResultFields], Any] = lambda _: None
-    """Reads the name of a result from the file. Returns None if the tool's files have no names."""
+    """Reads the name that the file gives to a result. Returns None if the file gives none."""
 
 
 _RECORDS = "AIPerf's records"
@@ -124,8 +126,8 @@ def is_printed(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """True if a file has results: JSON, CSV, a printed report, or a benchmark in YAML. A YAML file that names a model
-    and has no results is a scenario.
+    """True if a file counts as a file of results: each JSON and CSV by its suffix, a printed report, or a tool's result
+    in YAML. A YAML file with a line that begins with `model:` is a scenario.
     """
     if is_printed(path):
         return True
@@ -142,7 +144,9 @@ def is_result(path: Path) -> bool:
 
 
 def read_results(path: Path) -> list[ImportedResult]:
-    """The results in a file, one per line, element or benchmark. Raises ConfigError if no known tool wrote the file."""
+    """The results in a file: one per line, element or benchmark. AIPerf's records of single requests together give one
+    result. Raises ConfigError if the file does not exist or has no results, or if no known tool wrote it.
+    """
     rows = list(_rows(path))
     if rows and all(isinstance(row, dict) and {"metadata", "metrics"} <= row.keys() for row in rows):
         each = [ResultFields(row, f"{path}, line {number}") for number, row in enumerate(rows, start=1)]
@@ -155,8 +159,9 @@ def read_results(path: Path) -> list[ImportedResult]:
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Yields the objects in a JSON file: a single one, the elements of an array, or one per line. Infinity is accepted,
-    because SGLang writes it.
+    """Yields the objects in a file of results. JSON or YAML: a single object, the elements of an array, the benchmarks
+    of a GuideLLM report, or one object per line. CSV: one object. Text: one object per printed report. Infinity is
+    accepted in JSON, because SGLang writes it.
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist")

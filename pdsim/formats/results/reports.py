@@ -24,8 +24,8 @@ _GUIDELLM_TPOT = "inter_token_latency_ms"
 
 
 def benchmarks_of(report: dict[str, Any], where: str) -> list[Any]:
-    """The benchmarks in a report of GuideLLM. Raises ConfigError if the report's version is newer than pdsim knows.
-    where: names the file in messages.
+    """The benchmarks in a report of GuideLLM. Raises ConfigError if the report gives a version other than 1 and 2, or
+    if `benchmarks` is no array. where: names the file in messages.
     """
     metadata = report.get("metadata")
     version = metadata.get("version") if isinstance(metadata, dict) else None
@@ -90,7 +90,7 @@ def _guidellm_successful(metrics: ResultFields, name: str) -> ResultFields:
 def _guidellm_times(distribution: ResultFields, latency: str, in_ms: float = 1) -> dict[str, float]:
     """The statistics of a time, such as TTFT, as fields of a summary. distribution: the report's statistics of the
     time. latency: name of the time in the summary's fields. in_ms: factor from the report's unit to ms. Returns no
-    field if the mean is 0: then nothing was measured, for example because answers were not streamed.
+    field if the mean is missing or 0: then nothing was measured, for example because answers were not streamed.
     """
     if not distribution.number("mean"):
         return {}
@@ -104,8 +104,8 @@ def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, 
     """Statistics of TPOT in which each request counts once, as fields of a summary. GuideLLM's own statistics count
     each gap between tokens once, so their mean is the mean ITL.
 
-    If requests differ in length, the statistics are computed from single requests. Empty: the file lacks some of these
-    requests.
+    If all requests have equally many output tokens, GuideLLM's own statistics also count each request equally, and are
+    returned. Otherwise the statistics are computed from single requests. Empty: the file lacks some of these requests.
     """
     lengths = _guidellm_successful(metrics, "output_token_count")
     if lengths.number("min") == lengths.number("max"):
@@ -156,9 +156,10 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
-    """True if the report counts the tokens of all completed requests. False: it leaves out requests of the warm-up or
-    cool-down, so its tokens per second are too few. metrics: the report's section with the number of completed
-    requests. stats: its section with the token counts.
+    """True if the report counts the tokens of all completed requests. False: the report lacks the numbers to tell, or
+    leaves out the tokens of warm-up or cool-down requests. Its tokens per second are then too few, because it divides
+    by the time of all requests. metrics: the report's section with the number of completed requests. stats: the
+    report's section with the token counts.
     """
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
@@ -200,7 +201,7 @@ _LATENCIES = {
     "inter_token_latency": "itl",
 }
 """Latencies in the reports of inference-perf and llm-d, with their names in summaries. Other latencies of these reports
-are left out.
+mean other quantities, and are left out.
 """
 _STATISTICS = {
     "mean": "mean", "median": "median", "p50": "median", "std": "std", "stddev": "std",

@@ -50,8 +50,9 @@ def printed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def tabled(text: str, where: str) -> dict[str, Any]:
-    """The metrics in a CSV that consists of several tables, each with a head of its own. Raises ConfigError if the text
-    is no CSV. where: names the file in messages.
+    """The metrics in a CSV of AIPerf or GenAI-Perf: unit and statistics of each metric, by its name in the tools' JSON.
+    The CSV consists of tables with a head each, between empty lines. Raises ConfigError if the text is no CSV, or has
+    no table of metrics. where: names the file in messages.
     """
     metrics: dict[str, Any] = {}
     head: list[str] = []

@@ -142,8 +142,8 @@ _NAMES = {
     "embedding_transfer": "embedding transfer",
     "decode_transferred": "merge wait",
 }
-"""Names of parts by stage, for stages that are not divided into several parts. A stage without an entry gives its part
-its own name.
+"""Names of parts by stage, for stages that are not divided into several parts. If a stage has no entry, its part has
+the stage's name.
 """
 
 
@@ -214,7 +214,7 @@ class CriticalPaths:
         return {_NAMES.get(stage, stage): whole}
 
     def _with_compiles(self, spans: Mapping[str, TimeSpans]) -> Mapping[str, TimeSpans]:
-        """Adds to each instance's time spans those in which the instance compiles a kernel. spans: by instance."""
+        """Returns, for each instance in `spans`: its time spans united with those in which it compiles a kernel."""
         return {name: own.united(self._compiling[name]) for name, own in spans.items()}
 
     def _within(self, place: str, spans: Mapping[str, TimeSpans], rows: Array, begin_ns: Array, end_ns: Array) -> Array:
@@ -240,7 +240,8 @@ def mean_parts_ms(records: Records) -> dict[str, float]:
 
 def _last_units(transfers: Columns, request_ids: Array) -> dict[str, Array]:
     """Times of the last transfer unit of each request, in the order of `request_ids`. Returns columns of the table of
-    transfers by name; `in_ring`: the unit waited for the staging ring; `known`: False if the request sent no unit.
+    transfers by name; `in_ring`: the unit waited for the staging ring; `known`: False if the request sent no unit, so
+    that its other values mean nothing. If `transfers` is empty, only `known` has a value for each request.
     """
     last = np.flatnonzero(transfers["is_last"])
     last = last[np.argsort(transfers["request_id"][last], kind="stable")]
@@ -257,7 +258,8 @@ def _transfer(units: Mapping[str, Array], rows: Array, begin_ns: Array, end_ns: 
     in ns by part, one for each request. units: result of `_last_units`. rows: row numbers of the requests; begin_ns and
     end_ns have one value for each of them.
 
-    The time before the unit was planned counts as waiting for a transfer worker.
+    The time before the unit was planned counts as waiting for a transfer worker. All time of a request that sent no
+    unit counts for the part `transfer`.
     """
     known = units["known"][rows]
     if not known.any():

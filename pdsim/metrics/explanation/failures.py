@@ -44,10 +44,10 @@ class Failure:
     """Reason of the failures, as the first failed request gives it. Names of instances are replaced by their roles."""
     num_requests: int
     relief: str
-    """Fields of the scenario whose change would prevent such failures, as text. Empty: no field prevents them."""
+    """Text with the fields of the scenario that give more of the missing resource. Empty: the reason names none."""
     is_wanted: bool
-    """True: the scenario itself causes failures with this reason. It has faults, clients that abort requests, or a
-    router that refuses requests.
+    """True: the scenario asks for failures with this reason. A client aborted the request, or the router refused
+    it, or in the scenario instances die or links slow down, and the reason is not that the request is too large.
     """
     example: int
     """Id of the first request that failed for this reason."""

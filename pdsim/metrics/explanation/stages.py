@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pdsim.metrics.records import RequestRecord
 
 Stages = dict[str, tuple[str, str, str]]
-"""Stages by the names that SGLang gives them. Each has three values: the fields of RequestRecord with the stage's begin
-and end, and a description. A stage begins where the stage before it ends.
+"""Stages by name. A stage that SGLang has, too, has SGLang's name. Each stage has three values: the fields of
+RequestRecord with the stage's begin and end, and a description. A stage begins where the stage before it ends.
 """
 
 STAGES: Stages = {
@@ -74,8 +74,9 @@ the other stages of STAGES. Aggregated requests have some of these stages.
 
 
 def after_encoding(stages: Stages) -> Stages:
-    """Adds the stages of encoding to the stages of a request, and lets later stages begin when the embeddings have
-    arrived. stages: the stages of a request without images and audio clips.
+    """Returns the stages of a request with encoded media: `stages`, with ENCODE_STAGES after the front end. The stage
+    that began when the request was routed begins when the embeddings have arrived. stages: the stages of a request
+    without images and audio clips.
     """
     front_end, *others = stages.items()
     later = {stage: ("embeddings_ns" if first == "routed_ns" else first, *way) for stage, (first, *way) in others}
@@ -110,7 +111,8 @@ def stage_ms(request: RequestRecord) -> dict[str, float]:
 
 
 def stage_shares(requests: Iterable[RequestRecord]) -> dict[str, float]:
-    """Share of each stage in the summed latencies of all finished requests. Stages that no request has are left out.
+    """Share of each stage in the summed latencies of `requests`. Stages that no request has are left out. requests:
+    must be finished.
 
     NumPy is not used, because its import takes longer than summing the times of a thousand requests.
     """

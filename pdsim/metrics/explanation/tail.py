@@ -38,7 +38,7 @@ class Cause(NamedTuple):
     part: str
     """Part of the critical path, a key of PARTS."""
     resource: str = ""
-    """Name of the scarce resource, one of those in pdsim.sim.uncertainty.sensitivity. Empty: no resource was scarce."""
+    """Name of the scarce resource, a key of RELIEF or AGGREGATED_RELIEF in relief.py. Empty: none was scarce."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class TailGroup:
     cause: str
     """Description of the cause, for users."""
     part: str
-    """The part of the critical path that took longer in these slow requests than in usual requests. Its times are in
-    ms; for TPOT, in ms per output token after the first.
+    """Part of the critical path, a key of PARTS. In each request of the group, this part exceeds its median over all
+    finished requests by more than the metric's other parts do.
     """
     resource: str
     """Name of the scarce resource. Empty: no resource was scarce."""
@@ -57,29 +57,34 @@ class TailGroup:
     share: float
     """Share of the slowest requests that belong to the group."""
     median_ms: float
-    """Median time in ms that the group's requests spend in the stage or part `part`."""
+    """Median time of the group's requests in `part`: in ms; for TPOT, in ms per output token after the first."""
     all_median_ms: float
-    """Median time in ms that all requests spend in `part`."""
+    """Median time in `part` over all finished requests for which the metric is defined, in the unit of median_ms."""
     instances: dict[str, int]
-    """Number of the group's requests by instance, the largest number first. If `part` is a transfer: by pair of
-    instances.
+    """Number of the group's requests by the instance on which `part` happens, the largest number first. If `part` is of
+    the transfer: by pair, such as "prefill-0 -> decode-1". Empty: `part` happens on no prefill or decode instance.
     """
     first_s: float
     """Begin in s of the shortest time window in which 90 % of the group's requests arrived."""
     last_s: float
     """End in s of the time window that begins at first_s."""
     window_share: float
-    """Length of the time window from first_s to last_s, as a share of the time in which all requests arrived."""
+    """Length of the time window from first_s to last_s, as a share of the time in which all finished requests arrived.
+    1: they arrived at once.
+    """
     load: float | None
     """Arrival rate at one instance while its queue grew, relative to the instance's mean arrival rate. The instance is
-    the first of `instances`. None: all requests arrived at once.
+    the first of `instances` (of a pair: the prefill instance); if `instances` is empty, the whole cluster counts. None:
+    all requests at the instance arrived at once, or the queue had no time to grow.
     """
     tokens: float | None
     """Median number of tokens of the group's requests, if the cause is a long prompt (tokens that prefill computed) or
     a long output (output tokens). None: any other cause.
     """
     all_tokens: float | None
-    """Median number of the same kind of tokens over all requests of the run. None: `tokens` is None."""
+    """Median number of the same kind of tokens over all finished requests for which the metric is defined. None:
+    `tokens` is None.
+    """
     example: int
     """Id of the slowest request in the group."""
 
@@ -98,9 +103,9 @@ class Tail:
     from_ms: float
     """Smallest value of the metric in ms among the slowest requests."""
     median_ms: float
-    """Median of the metric in ms over all finished requests."""
+    """Median of the metric in ms over all finished requests for which the metric is defined."""
     is_aggregated: bool
-    """True: one instance computes the prompt and decodes."""
+    """True: for every finished request, one instance computed the prompt and decoded. False also without requests."""
     groups: list[TailGroup]
 
 
@@ -248,11 +253,13 @@ class _Causes:
     def _load(
         self, place: str, requests: Sequence[RequestRecord], part: str, first_ns: int, last_ns: int
     ) -> float | None:
-        """Arrival rate at the instance `place` while its queue grew, relative to the instance's mean rate. None: all
-        requests arrived at once. requests: the group's requests. part: their slow part of the critical path.
+        """Arrival rate at an instance while its queue grew, relative to the instance's mean rate. None: all requests at
+        the instance arrived at once, or the queue had no time to grow. place: the instance, or a pair whose first
+        instance counts; empty: the whole cluster. requests: the group's requests. part: their slow part of the critical
+        path.
 
-        first_ns, last_ns: the time window of the group's arrivals. The queue grows until last_ns, and began to grow
-        before first_ns: earlier by the median time that the requests spent in the part.
+        first_ns, last_ns: the time window of the group's arrivals. The queue grows until last_ns. It begins to grow
+        before first_ns, by the median time that the requests spent in the part, but not before the first arrival.
         """
         arrivals = self._arrivals[place.partition(" ")[0]]
         waited_ms = _median(
@@ -284,7 +291,7 @@ _OTHER: dict[str, tuple[str, str]] = {
     "response": ("response through the front end", ""),
     "decode wait": ("decode loop paused between steps", ""),
 }
-"""Text and scarce resource for parts of a critical path that always have the same cause."""
+"""Text and scarce resource by part of a critical path, for requests to which no case in _Causes.cause applies."""
 
 
 def part_times_ms(paths: CriticalPaths, request: RequestRecord, metric: TailMetric) -> dict[str, float]:

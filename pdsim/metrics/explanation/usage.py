@@ -26,7 +26,7 @@ class InstanceUsage:
 
     instance_id: str
     computing: float
-    """Share of the time in which the instance runs prefill forwards."""
+    """Share of the time in which the instance runs prefill forwards or mixed steps, or encodes media."""
     decoding: float
     """Share of the time in which the instance runs decode steps."""
     lacks_pages: float
@@ -78,8 +78,8 @@ def loaded_window(records: Records) -> Window:
 
 
 def instance_usage(records: Records, window: Window | None = None) -> list[InstanceUsage]:
-    """Usage of each instance in the window; None: in `loaded_window`. If the run did not record the instances' queues
-    and pools, only busy times are known, and all other fields are 0.
+    """Usage of each instance in the window, sorted by name; None: in `loaded_window`. If the run did not record the
+    instances' queues and pools, only computing, decoding and link_busy are known, and the other shares and means are 0.
     """
     window = loaded_window(records) if window is None else window
     steps, levels, moves = _by_instance(records, "steps"), _by_instance(records, "levels"), _moves(records)
@@ -127,9 +127,9 @@ _HELD = ("used", "running", "waiting", "pages", "slots")
 
 
 def _held(levels: Columns, window: Window) -> dict[str, float]:
-    """Sums over the window of one instance's values: used pages (as share of its pool), running and waiting requests,
-    and lacks of pages and of slots (1 while requests wait for them). Each value is multiplied by the ns for which it
-    lasted. levels: the instance's rows of the table of levels. Keys: the fields of InstanceUsage in _HELD.
+    """Sums over the window of one instance's values. Keys: used (used pages, as share of the pool), running and waiting
+    (numbers of requests), pages and slots (1 while a request waits for pages or slots, else 0). Each value is
+    multiplied by the ns for which it lasted. levels: the instance's rows of the table of levels.
     """
     times_ns = levels["time_ns"]
     durations_ns = _overlaps_ns(window, times_ns, np.append(times_ns[1:], window.end_ns))

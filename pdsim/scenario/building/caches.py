@@ -27,9 +27,9 @@ share of the difference in size between the host cache and the GPU's pool (SGLan
 
 
 def kv_cache(scenario: Scenario, role: memory.Role, *, keeps_replaced: bool = False) -> KvCache:
-    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: for pages whose
-    tokens the prefix cache already has. True: they are freed when the request that computed them ends. False: they are
-    freed when the prefix cache would take them.
+    """A new KV cache for one instance of this role. The scenario must be resolved. keeps_replaced: when SGLang frees
+    pages whose tokens the prefix cache already has. True: when the request that computed the pages ends. False: when
+    the request offers the pages to the prefix cache. With vLLM keeps_replaced has no effect.
     """
     settings: ServerSettings = getattr(scenario, role)
     assert settings.pool_tokens is not None, "the scenario is not resolved"
@@ -107,9 +107,9 @@ def _connected(scenario: Scenario, role: memory.Role, pages_per_state: int = 0) 
 
 
 def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tree: RadixCache | None) -> KvCache:
-    """The cache of a vLLM instance whose states of linear-attention layers take pages. With LMCache, or if decode
-    returns KV to prefill, pdsim lets a request continue from any page of a cached prefix, also from pages without a
-    state. pool: the pages of the GPU. tree: the prefix cache; None: the instance has none.
+    """The cache of a vLLM instance whose states of linear-attention layers take pages. On decode instances, with
+    LMCache, and if decode returns KV to prefill, pdsim lets a request continue from any page of a cached prefix, also
+    from pages without a state. pool: the pages of the GPU. tree: the prefix cache; None: the instance has none.
     """
     settings: ServerSettings = getattr(scenario, role)
     has_host = tree is not None and settings.host_cache is not None
@@ -122,9 +122,10 @@ def _vllm_hybrid_cache(scenario: Scenario, role: memory.Role, pool: PagePool, tr
 
 
 def _state_limits(scenario: Scenario, settings: ServerSettings, role: memory.Role) -> StateLimits | None:
-    """Limits of the linear-attention states on a SGLang instance: the numbers of slots, and the tokens after which its
-    prefix cache keeps a state. None: the prefix cache keeps no states, and a request continues from any page of a
-    cached prefix.
+    """Limits of the linear-attention states on an instance of SGLang: number of slots, in all and per request, and the
+    tokens after which its prefix cache keeps a state. None: the engine is vLLM, the model has no such layers, or pdsim
+    keeps no states in the prefix cache and lets a request continue from any page of a cached prefix (with a host cache,
+    or if decode returns KV to prefill).
     """
     layout = layout_of(scenario, role)
     returns_kv = scenario.decode is not None and scenario.decode.returns_kv

@@ -10,10 +10,10 @@ from pdsim.core.invariants import AnyInstance
 from pdsim.core.routing.router import Router
 from pdsim.cost.cold_server import ColdServer
 from pdsim.cost.copies import HostCopies, StorageCosts
+from pdsim.cost.drafts import Drafting
 from pdsim.cost.kernels import is_blackwell
 from pdsim.cost.step_times import (
     DecodeHostOverhead,
-    Drafting,
     Graphs,
     KvReads,
     PipelineTimes,
@@ -56,9 +56,13 @@ class Cluster:
     scenario: Scenario
     """The resolved scenario, with all defaults filled in."""
     instances: Sequence[AnyInstance]
-    """The schedulers of all servers; with data-parallel attention, one for each rank of a server."""
+    """The schedulers of all servers but encode servers; with data-parallel attention, one for each rank of a server. If
+    servers change roles (`elastic`), each server has one for each role.
+    """
     agents: Sequence[Agent]
-    """State machines that move KV or embeddings while the instances compute: senders, receivers and proxies."""
+    """State machines beside the instances: senders and receivers of KV, and with encode instances receivers of
+    embeddings (SGLang) or proxies that divide a request's media among encode instances (vLLM).
+    """
     encoding: Encoding | None
     """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
     router: Router
@@ -221,7 +225,9 @@ def _step_times(scenario: Scenario, role: Role) -> StepTimes:
 
 
 def _cold_server(scenario: Scenario) -> ColdServer | None:
-    """The stalls of an instance that starts cold. None: it starts warm."""
+    """Times by which the first steps of an instance are longer than later steps (cost.cold_start and
+    cost.cold_kernels). None: the scenario has no such times.
+    """
     cost = scenario.cost
     if not cost.is_cold:
         return None
@@ -236,8 +242,8 @@ def _cold_server(scenario: Scenario) -> ColdServer | None:
 
 
 def _graphs(scenario: Scenario, settings: DecodingSettings, layout: Layout) -> Graphs | None:
-    """CUDA graphs of an instance's decode steps. None: no graphs, so a step's time is that of its exact number of
-    requests.
+    """CUDA graphs of an instance's decode steps. None: the scenario models no graphs, so a step takes the time of its
+    exact number of requests.
     """
     cost = scenario.cost
     sizes: Sequence[int] | str | None = cost.graph_sizes

@@ -37,8 +37,8 @@ def decode_model(scenario: Scenario, role: Role) -> CostModel:
 
 
 def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
-    """Times of the draft model on an instance of this role. None: there is no draft model, or the scenario's measured
-    step times include drafting.
+    """Times of the draft model on an instance of this role. None: there is no draft model, or the scenario has measured
+    times of drafting: in speculative_drafting, or included in the step times.
 
     The times come from the scenario's cost model; if that model has no times of single layers, from the model
     `kernels`. Draft forwards belong to the decode step, so the host time between steps counts once per step.
@@ -113,7 +113,7 @@ def _coefficient(basis: Sequence[float], times: Sequence[float]) -> float:
 
 def _of_stage(scenario: Scenario, kind: Literal["prefill", "decode"], layout: Layout) -> CostSettings:
     """Cost settings of the largest pipeline stage. Roofline and kernels take the stage's layers; affine costs are
-    multiplied by the stage's share of the layers. Raises ConfigError for cost models of other kinds.
+    multiplied by the stage's share of the layers. With pp above 1, raises ConfigError for cost models of other kinds.
     """
     settings: CostSettings = getattr(scenario.cost, kind)
     if layout.pp == 1 or isinstance(settings, Kernels | Roofline):

@@ -38,7 +38,7 @@ class Encoding:
 
     instances: Sequence[EncodeInstance | VllmEncodeInstance]
     times: Mapping[str, EncoderTimes]
-    """Times of the encoder, by the encode instance's name."""
+    """Times of the encoder on an encode instance, by modality, such as image."""
     transport: Transport
     """Transfer engine that sends the embeddings, with its times."""
     topology: Topology
@@ -81,8 +81,8 @@ def encode_instances(scenario: Scenario) -> list[EncodeInstance | VllmEncodeInst
 
 
 def embedding_reads(scenario: Scenario, language_id: str) -> EmbeddingReads | None:
-    """How a vLLM server reads embeddings from encode instances. None: the cluster has no encode instances, or this
-    instance computes no prompts. language_id: name of the instance that reads.
+    """How a vLLM server reads embeddings from encode instances. None: the cluster has no encode instances, or
+    language_id is no prefill or aggregated instance. language_id: name of the instance that reads.
     """
     if scenario.encode is None or language_id not in language_ids(scenario):
         return None
@@ -96,7 +96,8 @@ def language_ids(scenario: Scenario) -> list[str]:
 
 def encoded_modalities(scenario: Scenario) -> tuple[str, ...]:
     """Modalities (such as image) of the media items that requests bring to the schedulers: all for which the model has
-    an encoder. Empty: servers of SGLang without encode instances, whose schedulers do not see media items.
+    an encoder. Empty: the model has no encoder, or servers of SGLang run without encode instances, so that their
+    schedulers do not see media items.
     """
     if scenario.encode is None and scenario.engine == "sglang":
         return ()
@@ -188,9 +189,10 @@ def _topology(scenario: Scenario, engine: Transport) -> Topology:
 def with_own_media(
     scenario: Scenario, requests: Sequence[RequestSpec], costs: Mapping[str, StepTimes]
 ) -> dict[str, StepTimes]:
-    """Adds the time of encoding media to the step times of servers that encode media within their forwards. requests:
-    all requests of the load. costs: step times by instance. Raises ConfigError for forwards whose encoding pdsim does
-    not model.
+    """Adds the time of encoding media to the step times of servers that encode media within their forwards. Servers of
+    vLLM that read embeddings from encode instances get the time of loading embeddings instead. requests: all requests
+    of the load. costs: step times by instance. Raises ConfigError if these servers have pp or cp above 1, or if vLLM
+    refuses an item.
     """
     encoders = load_model(scenario.model).encoders
     media = {spec.request_id: spec.media for spec in requests if spec.media}

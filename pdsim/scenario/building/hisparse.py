@@ -13,7 +13,7 @@ _KV_DTYPES = ("bf16", "fp8")
 def resolved_hisparse(settings: HiSparseSettings, layout: Layout, page_size: int, pool_tokens: int) -> HiSparseSettings:
     """The settings, in which the number of tokens of each request's buffer on the GPU is filled in. Raises ConfigError
     if SGLang has no HiSparse for this model, if pdsim does not model it, if the given buffer breaks a rule of SGLang,
-    or if the GPU's pool of pool_tokens is smaller than a buffer.
+    or if the GPU's pool of pool_tokens is smaller than a buffer and a page.
     """
     if wrong := _wrong_model(layout):
         raise ConfigError(f"decode.hisparse: {wrong}")

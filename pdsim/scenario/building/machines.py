@@ -84,7 +84,7 @@ Agent = Sender | Receiver | DividedRequests
 
 def build_agents(scenario: Scenario) -> list[Agent]:
     """New agents for KV and embeddings. Each prefill instance has a sender of KV. With staging, each decode instance
-    has a receiver of KV. With encode instances, each instance that computes prompts has one more agent: in SGLang a
+    has a receiver of KV. With encode instances, each prefill or aggregated instance has one more agent: in SGLang a
     receiver of embeddings, in vLLM a proxy that lets encode instances encode a request's media before the request goes
     on.
     """
@@ -335,7 +335,8 @@ def _with_own_draws(policy: Any) -> Any:
 
 def _build_role(scenario: Scenario, role: Role, given: RoutingPolicy) -> RoleRouter:
     """Builds the router of one role, which picks an instance for each request. If servers choose among their
-    data-parallel ranks themselves, the router picks a server. given: the scenario's policy, which is copied.
+    data-parallel ranks themselves, the policy picks a server, and the server's load_balance_method picks the rank.
+    given: the scenario's policy, which is copied.
     """
     ids, memory = roles(scenario)[role], REMEMBERED
     policy = deepcopy(given)

@@ -24,7 +24,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Up to this max_running_requests per rank, extra_slots is by default twice as large; above, it is 0."""
+"""Largest given max_running_requests per rank for which extra_slots is by default twice that count; otherwise 0."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
@@ -131,8 +131,8 @@ def whole_layout(scenario: Scenario, role: memory.Role) -> memory.Layout:
 
 def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> float:
     """How many more tokens than the mean the experts of the busiest GPU get, as a share of the mean, after redundant
-    experts have reduced the skew. Raises ConfigError if the servers or the cost model cannot have the skew that the
-    scenario sets.
+    experts have reduced the skew. Raises ConfigError if the servers or the cost model cannot have the skew or the
+    redundant experts that the scenario sets.
     """
     settings: ServerSettings = getattr(scenario, role)
     skew, redundant, num_gpus = settings.expert_skew, settings.redundant_experts, settings.tp
@@ -206,8 +206,8 @@ def resolve(scenario: Scenario) -> Scenario:
 
 
 def with_state_blocks(scenario: Scenario) -> Scenario:
-    """Returns the scenario with the page size that vLLM takes for models with linear attention. On every role, one
-    layer's part of a page is then at least as large as the layer's state.
+    """The scenario with vLLM's page size for models with linear attention: on every role, one layer's part of a page
+    holds the layer's state. Other scenarios keep their page size. Raises ConfigError as _check_connectors does.
     """
     if scenario.engine != "vllm":
         return scenario
@@ -306,8 +306,8 @@ def _resolved_memory(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, fraction: float, role: memory.Role
 ) -> dict[str, Any]:
     """Values of mem_fraction, pool_tokens (of one data-parallel rank), max_running_requests (of all ranks) and
-    host_cache. Slots for states of linear-attention layers leave less room for these. fraction: SGLang's default of
-    mem_fraction.
+    host_cache (bytes). SGLang's slots for linear-attention states limit max_running_requests, and pool_tokens if the
+    scenario does not give it. fraction: SGLang's default of mem_fraction.
     """
     fraction = settings.mem_fraction or (memory.VLLM_MEM_FRACTION if scenario.engine == "vllm" else fraction)
     page, pool, rule = scenario.page_tokens(role), settings.pool_tokens, state_rule(scenario, settings, layout, role)

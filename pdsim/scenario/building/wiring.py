@@ -270,7 +270,7 @@ def swaps(scenario: Scenario, role: Role) -> SwapCosts | None:
 
 def storage_costs(scenario: Scenario) -> StorageCosts | None:
     """Capacity and times of storage. None: there is no storage. Raises ConfigError if two roles share a store and have
-    different tp or pp: neither could read the other's pages (SGLang 0.5.23,
+    different pp, or different tp for a model without latent KV: neither could read the other's pages (SGLang 0.5.23,
     mem_cache/storage/mooncake_store/mooncake_store.py:630).
 
     If ranks hold the same KV, only one of them writes it (SGLang 0.5.23, mem_cache/hicache_storage.py:69). In SGLang

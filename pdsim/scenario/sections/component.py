@@ -49,8 +49,8 @@ def imports_are_allowed() -> bool:
 
 
 def require_trust(name: str, module: str) -> None:
-    """Raises ValueError if import paths are refused. The message names the file that an import would run; the file is
-    found without an import. name: import path of the component. module: its module.
+    """Raises ValueError if import paths are refused. The message names the file of the module's top package, which an
+    import would run first; the file is found without an import. name: import path of the component. module: its module.
     """
     if imports_are_allowed():
         return
@@ -220,7 +220,7 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
     """Makes a component from its name, or from a mapping with `use` and settings. Returns an object unchanged.
 
     seam: the protocol or union of classes that the component must satisfy. base: folder at which relative paths start.
-    spec: the name, the mapping or the object.
+    spec: the name, the mapping or the object; for lengths also a number of tokens, which means `fixed`.
     """
     if seam is Lengths and isinstance(spec, int) and not isinstance(spec, bool):
         spec = {"use": "fixed", "tokens": spec}

@@ -75,15 +75,15 @@ class Setup(Section):
 
     def differences(self, run: "Setup") -> list[str]:
         """One text for each known field of this setup that has another value in the setup `run`. The text is the value
-        in `run`.
+        in `run`, or "no" and the field's name if `parts` has no text for the field of `run`.
         """
         mine, theirs = self.parts(), run.parts()
         known = (name for name in mine if getattr(self, name) is not None)
         return [theirs[name] or f"no {name}" for name in known if mine[name] != theirs[name]]
 
     def parts(self) -> dict[str, str | None]:
-        """Describes each field in a short text, by the field's name. An empty text: the field has its default value.
-        None: the value is not known.
+        """Describes each field in a short text, by the field's name. An empty text: the field has its default value;
+        for weight_dtype and kv_dtype: the value is not known. None: the value of another field is not known.
         """
         return {
             "model": self.model,
@@ -304,7 +304,8 @@ class CostChoice(Section):
 
     def at(self, corner: Mapping[Group, End]) -> "CostChoice":
         """These costs, in which each of the given groups has the fastest or slowest times of its range. Groups without
-        a range do not change. corner: "fastest" or "slowest" for each of these groups.
+        a range do not change, except that prefill always multiplies or divides encode_factor by ENCODE_SPREAD. The
+        group outside has no effect. corner: "fastest" or "slowest" for each of these groups.
         """
         update: dict[str, Any] = {}
         if (end := corner.get("prefill")) is not None:

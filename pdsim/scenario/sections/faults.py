@@ -75,8 +75,8 @@ Fault = Kill | SlowLink | ClientAbort | ClientAborts
 
 
 class HealthSettings(Section):
-    """How failures are detected and requests are retried. Without this section pdsim neither watches instances nor
-    retries requests.
+    """How failures are detected and requests are retried. Without this section and without faults, pdsim neither
+    watches instances nor retries requests. With faults, the defaults of this section apply.
     """
 
     heartbeat_interval: Duration = Field(default=5_000_000_000, gt=0)
@@ -100,5 +100,5 @@ class HealthSettings(Section):
     """Maximum number of retries of a request."""
     backoff_jitter: float = Field(default=0.2, ge=0, lt=1)
     """Largest share by which chance makes a backoff longer or shorter. The first backoff is 50 ms, and each further
-    backoff is 1.5 times as long as the one before.
+    backoff is 1.5 times as long as the one before, up to 30 s.
     """

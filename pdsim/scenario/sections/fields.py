@@ -1,5 +1,5 @@
-"""The base class of a file's sections, and quantities. A quantity has its unit next to its value in files (5 ms), and
-in its name in code (_ns).
+"""The base class of a file's sections, and quantities. In files, a quantity has its unit next to its value (5 ms). In
+code, the unit follows from the type of a section's field (Duration: ns) or from a component's field name (_ns).
 """
 
 import ast
@@ -71,8 +71,8 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def checked_folder_name(name: str) -> str:
-    """Returns the name. Raises ValueError if no folder can have it, because it is "." or "..", or contains control
-    characters. The fields' patterns refuse slashes.
+    """Returns the name. Raises ValueError if the name is "." or "..", or contains characters that cannot be printed,
+    such as control characters. The fields' patterns refuse slashes.
     """
     if name in {".", ".."} or not name.isprintable():
         raise ValueError(f"expected a name that a folder can have, without control characters, found {name!r}")
@@ -135,9 +135,9 @@ class Dimension(NamedTuple):
     """A kind of quantity, such as time: the suffix of its fields in code, and the units of its values in files."""
 
     what: str
-    """Name of the kind of quantity, such as time, for messages."""
+    """Name of the kind of quantity, such as duration, for messages."""
     suffix: str
-    """End of the names of fields in code, such as _ns. Files name the field without this end."""
+    """End of the names of components' fields in code, such as _ns. Files name the field without this end."""
     units: dict[str, float]
     """Factor from each unit in files to the base unit, by the name of the unit."""
     example: str

@@ -24,9 +24,7 @@ class FrontEndSettings(Section):
     latency_in: Duration = 0
     """Delay of each request on its way to the router, after `service`. Requests do not wait for one another."""
     latency_out: Duration = 0
-    """Time from the moment when decode has a request's first token until the client sees the token. The end of the
-    answer takes this time, too.
-    """
+    """Delay of a first token, and of the end of an answer, on its way from the servers to the client."""
     ending: Duration = 0
     """Time for which the front end works at the end of each answer. Ends of answers are handled one after another.
     Needs holds_client.
@@ -37,8 +35,8 @@ class FrontEndSettings(Section):
     """
     waits_for_prefill: bool | None = None
     """True: the client gets a first token only after prefill has seen the end of its transfer, as with SGLang's Rust
-    gateway. None: the value that `kind` implies. With kind engine or without a kind, None means true with engine
-    sglang, and false with engine vllm.
+    gateway. None: the value that `kind` implies. With kind in_process or engine, or without a kind, None means true
+    with engine sglang, and false with engine vllm.
     """
     stall: Duration = 0
     """Delay of a first token on a connection that was used less than 40 ms before (Nagle's algorithm and delayed
@@ -57,7 +55,7 @@ class FrontEndSettings(Section):
     @property
     def is_uncertain(self) -> bool:
         """True if all times are the usual ones of `kind`, so that the times of this kind's fastest and slowest servers
-        are known as a range. False: the user gave a time, or no kind.
+        are known as a range. False: the scenario gives another time, or no kind.
         """
         return self.kind is not None and self.of_times(self) == self.of_times(FrontEndSettings(kind=self.kind))
 

@@ -11,8 +11,8 @@ class StagingSettings(Section):
     ring: Size = 4 * 2**30
     """Staging memory of one decode rank (SGLANG_DISAGG_STAGING_POOL_SIZE_MB)."""
     prefill_buffer: Size | None = None
-    """Staging memory of one prefill worker. A cell (the KV of a prompt's part that is staged together) that is larger
-    is sent as slices. None: no limit."""
+    """Staging memory of one prefill worker. A request with a larger cell (the KV of a prompt's part that is staged
+    together) is sent as slices instead. None: no limit."""
     gather_host: Duration = 840_000
     """Host time of one gather, which collects heads of KV in prefill's staging memory. The transfer worker does nothing
     else meanwhile (SGLang PR 19890, GB200).
@@ -27,7 +27,7 @@ class StagingSettings(Section):
     """Share of GPU memory bandwidth that a scatter reaches."""
     transfer_latency: Duration | None = None
     """Time before the first byte of each transfer out of staging memory. None: the transport's value (0 for
-    nixl-cuda-ipc-sglang).
+    nixl-cuda-ipc-sglang), or the latency of transfers without staging if the transport has no such value.
     """
 
 
@@ -45,7 +45,7 @@ class NetworkSettings(Section):
     """Number of GPUs with consecutive numbers that share a NIC. GPUs of prefill have the lowest numbers."""
     transfer_latency: Duration | None = None
     """Time before the first byte of each batch of descriptors that a worker starts together. None: the transport's
-    value. Transfers with staging have the latency of `staging`.
+    value. `staging` can have another latency.
     """
     descriptor_latency: Duration | None = None
     """Time of each descriptor of a transfer. None: the transport's value."""

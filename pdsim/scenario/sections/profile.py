@@ -62,12 +62,13 @@ def _named(value: Any, info: ValidationInfo[Any]) -> tuple[Path, dict[str, Any]]
 
 
 def with_profile(data: Any, base: Path) -> Any:
-    """Returns a scenario's plain data. The field `profile` is replaced by `cost`, `network` and `front_end`, as far as
-    the profile has them. A warning names the sections that the profile has and lacks. base: folder at which relative
-    paths start.
+    """Returns a scenario's plain data, in which `cost`, `network` and `front_end` name the file of the field `profile`,
+    as far as the profile has such settings. Validators of these sections then read the file. Data without `profile` is
+    returned unchanged. A warning names what the profile has and lacks. base: folder at which relative paths start.
 
     One file serves both roles; {prefill: FILE, decode: FILE} gives each role a file of its own. Transfers and front end
-    come from the first file that has them. Raises ValueError if the scenario has step times of its own.
+    come from the first file that has them. Raises ValueError if `profile` has other keys, or if the scenario has step
+    times of its own.
     """
     given = data.get("profile") if isinstance(data, dict) else None
     if given is None:
@@ -122,9 +123,10 @@ def _front_end(profiles: Mapping[str, Any], data: Mapping[str, Any]) -> _Section
 
 
 def cost_by_role(value: Any, info: ValidationInfo[Any]) -> Any:
-    """Replaces {profile: FILE} by the cost in the file. The sections host, cold_start and cold_kernels may stand beside
-    `profile`, and change the file's cost. value: the scenario's cost. info: pydantic's context with the scenario's
-    folder.
+    """Returns the scenario's cost, in which {profile: FILE}, for both roles or for one role, is replaced by the cost in
+    the file. The sections host, cold_start and cold_kernels may stand beside `profile`, and change the file's cost.
+    Raises ValueError if other sections stand there. value: the scenario's cost. info: pydantic's context with the
+    scenario's folder.
     """
     of_role = {role: its for role in _OF_ROLE if isinstance(value, dict) and (its := _named(value.get(role), info))}
     named = _named(value, info)
@@ -153,8 +155,9 @@ def _changed(section: str, fitted: Any, changes: Any) -> dict[str, Any] | None:
 
 
 def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]]]) -> dict[str, Any]:
-    """Joins the costs of two profiles: prefill's times come from one, decode's from the other. value: the scenario's
-    cost. of_role: by role, the path of its profile, and the fields that the scenario's cost gives next to this path.
+    """Returns the scenario's cost, in which each role in of_role has the times from its profile. A role without a
+    profile keeps the times in `value`. value: the scenario's cost. of_role: by role, the path of its profile, and the
+    fields that the scenario's cost gives next to this path.
     """
     given = {key: setting for key, setting in value.items() if key != "profile"}
     costs = {}
@@ -183,7 +186,7 @@ def _joined(value: dict[str, Any], of_role: dict[str, tuple[Path, dict[str, Any]
 def _measured(costs: dict[str, Any]) -> dict[str, Any]:
     """Joins the setups on which two profiles were measured. costs: cost of each profile, by role. If texts of the
     setups differ, the result has both, such as "H100 and H200". No scenario can run on such a joined setup, so commands
-    warn that the scenario differs from it.
+    warn that the scenario differs from it. If only one role has a profile, the result names this role.
     """
     known = {role: cost.get("measured") or {} for role, cost in costs.items()}
     found: dict[str, Any] = {} if len(known) == len(_OF_ROLE) else {"role": next(iter(known))}

@@ -119,9 +119,8 @@ class ServerSettings(Section):
     gpu: str
     """GPU by its name in the catalog (`pdsim catalog` lists the names)."""
     tp: int = Field(default=1, ge=1)
-    """Number of GPUs of one server (--tp), over as many hosts as needed. The number of GPUs of a prefill instance must
-    divide that of a decode instance, or the other way round.
-    """
+    """Number of GPUs of one server (with pp: of one stage), over as many hosts as needed (--tp). tp / (dp x cp) of
+    prefill must divide tp / dp of decode, or the other way round."""
     dp: int = Field(default=1, ge=1)
     """Data-parallel attention (--enable-dp-attention --dp): number of instances that share the server's GPUs and
     experts. tp must be a multiple of dp."""
@@ -140,8 +139,7 @@ class ServerSettings(Section):
     router. No effect with dp 1."""
     expert_skew: float = Field(default=0, ge=0)
     """Tokens of the experts on the busiest GPU, divided by the mean over all GPUs, minus 1. Applies to whole experts.
-    Redundant experts reduce the skew.
-    """
+    Redundant experts reduce the skew."""
     redundant_experts: int | None = Field(default=None, ge=0)
     """Number of copies of popular experts, placed by load (--enable-eplb --ep-num-redundant-experts). None: no
     balancer."""
@@ -184,13 +182,13 @@ class ServerSettings(Section):
     max_running_requests: int | None = Field(default=None, ge=1)
     """Maximum number of running requests of a server (--max-running-requests). None: the engine's rule."""
     mamba_radix_cache_strategy: StateStrategy | None = None
-    """Strategy for states of linear-attention layers. It sets how many state slots a running request has besides those
+    """Strategy for states of linear-attention layers. It sets the number of state slots per running request, with those
     of the prefix cache: no_buffer (3) or extra_buffer (5; 4 without overlap). None: extra_buffer; no_buffer with
     engine_version 0.5.12.
     """
     mamba_track_interval: int | None = Field(default=None, ge=1)
-    """Number of output tokens after which the prefix cache gets a state of a decoding request (--mamba-track-interval).
-    None: 256."""
+    """Number of tokens between two states of a decoding request that can be kept (--mamba-track-interval). The prefix
+    cache gets the last of these states when the request ends. None: 256."""
 
     @model_validator(mode="after")
     def _has_layers_to_copy(self) -> Self:
@@ -340,8 +338,9 @@ class DecodeSettings(DecodingSettings):
     radix_cache: bool = False
     """True: keep the KV of prompts and outputs in a prefix cache (--disaggregation-decode-enable-radix-cache)."""
     extra_slots: int | None = Field(default=None, ge=0)
-    """Number of requests that may wait for KV in addition to running requests (--disaggregation-decode-extra-slots).
-    None: twice max_running_requests if this is given and at most 32, otherwise 0."""
+    """Number of requests of an instance that may wait for KV in addition to running requests
+    (--disaggregation-decode-extra-slots). None: twice the quotient max_running_requests / dp if max_running_requests is
+    given and the quotient is at most 32, otherwise 0."""
     polling_interval: int = Field(default=1, ge=1)
     """Number of decode steps between two looks at waiting requests and arrived KV
     (--disaggregation-decode-polling-interval)."""
@@ -385,8 +384,9 @@ class AggregatedSettings(ComputingSettings, DecodingSettings):
     """Servers of a cluster without disaggregation, which are all equal. Each server prefills and decodes on the same
     GPUs.
 
-    In such a cluster router.decode, front_end.waits_for_prefill and all of network except message_latency have no
-    effect, and of cost.host only launch, loading and the fields with decode in their name have one.
+    In such a cluster router.decode and front_end.waits_for_prefill have no effect. Of network only message_latency has
+    one; with encode instances or servers over several hosts, bandwidths and gpus_per_nic have one, too. Of cost.host
+    only launch, loading, slowdown and the fields with decode in their name have one.
     """
 
     schedule_conservativeness: float = Field(default=1.0, gt=0)

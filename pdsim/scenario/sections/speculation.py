@@ -63,7 +63,7 @@ class SpeculativeSettings(Section):
     speculative_drafting: Duration | None = None
     """Measured time of all draft forwards of one decode step. 0: the measured step times include drafting. If this
     field is set, prefill forwards take no time for drafts. None: pdsim computes the time of the draft's layers on this
-    GPU.
+    GPU, unless the step times were measured with drafts.
     """
 
     @model_validator(mode="after")
@@ -135,9 +135,10 @@ class SpeculativeSettings(Section):
 
 
 def with_chosen_drafts(servers: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The plain settings of one role's servers, in which missing numbers of draft steps, branches and verified tokens
-    have the values that SGLang chooses (0.5.23, arg_groups/speculative_hook.py: _handle_eagle_family,
-    _auto_choose_speculative_params). model: the model's name. Wrong values stay as they are.
+    """The plain settings of one role's servers, in which the numbers of draft steps, branches and verified tokens have
+    the values that SGLang chooses where they are missing or where SGLang overrides them (0.5.23,
+    arg_groups/speculative_hook.py: _handle_eagle_family, _auto_choose_speculative_params). model: the model's name.
+    Wrong values stay as they are.
     """
     given = {name: servers.get(f"speculative_{name}") for name in ("num_steps", "eagle_topk", "draft_tokens")}
     algorithm = named(servers.get("speculative_algorithm"))

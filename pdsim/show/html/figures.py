@@ -38,7 +38,9 @@ the variables.
 """
 _LETTERS_AN_INCH, _LETTERS_OF_A_HANDLE = 13, 5
 _MANY = 24
-"""Figures with this many points, or more, have no labels at the points."""
+"""Figures of trade-offs with more points than this have labels at points of the Pareto front only, at most at this
+many.
+"""
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
@@ -132,7 +134,7 @@ class Dot:
     x: float
     y: float
     label: str = ""
-    """Text next to the point. Empty: the point has no text."""
+    """Text next to the point; a figure with many points leaves some texts out. Empty: the point has no text."""
     series: str = ""
     """Name of the line and colour to which the point belongs. Empty: there is one series."""
     half_y: float | None = None
@@ -202,8 +204,8 @@ def frontier(dots: Sequence[Dot], *, more_x: bool) -> list[Dot]:
 
 
 def lines(dots: Sequence[Dot], x_title: str, y_title: str, *, shares: bool = False) -> Figure:
-    """Figure with a line for each series. Points with several runs have bars of the 95 % confidence interval. shares:
-    True: y is a share, from 0 to 1.
+    """Figure with a line for each series. A band around the line shows the 95 % confidence interval of points that have
+    one. shares: True: y is a share, from 0 to 1.
     """
     figure = new_figure(HALF, 3.5)
     ax: Any = figure.subplots()
@@ -260,17 +262,19 @@ def heat_map(
 
 @dataclass(frozen=True)
 class Bar:
-    """The effect of one field on a metric. low, high: the smallest and the largest relative change of the metric."""
+    """The effect of one field or resource on a metric. low, high: relative changes of the metric at the two ends of the
+    bar; low need not be the smaller one.
+    """
 
     name: str
-    """Name of the changed field."""
+    """Name of the changed field or resource."""
     low: float
     high: float
 
 
 def tornado(panels: Mapping[str, Sequence[Bar]]) -> Figure:
-    """Figure with a panel for each metric, and in it a bar per field from low to high. Bars are sorted, the longest on
-    top.
+    """Figure with a panel for each metric. Each Bar is a row of the panel, drawn from 0 to low and from 0 to high. The
+    row with the largest absolute change is on top.
     """
     longest = max(len(bars) for bars in panels.values())
     figure = new_figure(FULL, 1.6 + 0.28 * longest)

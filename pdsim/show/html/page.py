@@ -49,11 +49,11 @@ def cell(value: float | None, shown: str = "") -> Cell:
 
 @dataclass(frozen=True)
 class Card:
-    """A number that is shown in large type, with its title."""
+    """A number or a word, such as a confidence, that is shown in large type with its title."""
 
     title: str
     value: str
-    """The number as text, with its unit."""
+    """The number or word. The unit of a number is here or in `note`."""
     note: str = ""
     """Text below the number. Empty: none."""
 
@@ -115,8 +115,9 @@ _MOST_ALTERNATIVES = 2
 
 
 def setup_sentence(scenarios: Sequence[Fields]) -> str:
-    """A sentence on model, servers, page size, costs and load. If scenarios differ in one of them, the sentence lists
-    all its values. scenarios: scenarios as nested dictionaries of their fields.
+    """A sentence on model, servers, page size, costs and load. If scenarios differ in one of them, the sentence has
+    both values; of more than two, it has the first and the number of the others. scenarios: scenarios as nested
+    dictionaries of their fields.
     """
     parts = [_either(scenarios, _model)]
     parts += [_either([s for s in scenarios if s.get(role)], partial(_servers, role)) for role in _ROLES]
@@ -139,8 +140,8 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the dotted path of each field, and its value as scenario files write it, such as 0 for 0.0. prefix:
-    beginning of each path.
+    """Yields the dotted path of each field, and its value as scenario files write it, such as 0 for 0.0. Leaves out
+    fields that are None, and those in _NOT_SETUP. prefix: beginning of each path.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:

@@ -72,7 +72,9 @@ def _rows(plan: Row) -> list[Row]:
 
 
 def _prices(plan: Row) -> list[FigureBlock]:
-    """For each percentile that the SLO limits: a figure with the price and this percentile of every cluster."""
+    """For each time that the SLO limits, such as p99 TTFT: a figure with this time and the price of each cluster.
+    Clusters for which this time is infinite are left out.
+    """
     names = list(dict.fromkeys(one.name for row in _rows(plan) for one in _readings(row) if not one.is_share))
     figures = []
     for place, name in enumerate(names):
@@ -125,8 +127,8 @@ def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _figures(plan: Row) -> list[FigureBlock]:
-    """Figures of prices, and of load and queue over time. Their number is even, because the page shows figures in
-    pairs.
+    """Figures of prices, and of load and queue over time if the plan has these numbers. With load and queue, the number
+    of figures is even, because the page shows figures in pairs.
     """
     prices, found = _prices(plan), plan["busiest"]
     if found is None:

@@ -32,7 +32,9 @@ from pdsim.sim.uncertainty.sensitivity import GAIN, MEASURES, Sensitivity, limit
 _MOST_REQUESTS = 200
 """Maximum number of rows in the table of slowest requests."""
 _VISIBLE = 0.001
-"""Relative changes below this are not shown."""
+"""Resources that change each metric by less than this share have no bar in the figure of sensitivities. If there are no
+other resources, the first one has a bar.
+"""
 _TORNADO = {name: MEASURES[name] for name in ("request_throughput", "p99_ttft_ms", "p99_tpot_ms")}
 
 
@@ -48,8 +50,8 @@ class ReportedRun:
     scenario: Scenario | None = None
     """The run's scenario with all defaults filled in. None: not known."""
     sensitivities: Sequence[Sensitivity] = ()
-    """For each resource: the changes of all metrics if the cluster has more of the resource. Empty: the user did not
-    ask for sensitivities.
+    """For each resource: the relative changes of the metrics in MEASURES if the cluster has more of the resource.
+    Empty: the user did not ask for sensitivities.
     """
 
     @property

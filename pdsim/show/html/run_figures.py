@@ -184,7 +184,8 @@ def occupancy(records: Records) -> FigureBlock:
 
 def transfers(records: Records) -> FigureBlock:
     """Two figures side by side. Left: speed of each transfer by its size; the colour shows which part of the transfer
-    took most of its time. Right: over time, transfers in flight, and units that wait for room in the staging ring.
+    took most of its time. Right: over time, number of transfers whose bytes move, for the first pairs of instances, and
+    number of units that wait for room in the staging ring.
     """
     figure = new_figure(FULL, 3.4)
     speed, links = figure.subplots(1, 2, width_ratios=(1, 1.25))

@@ -212,7 +212,7 @@ def _trade_offs(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> 
 
 def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo: str) -> list[FigureBlock]:
     """Figures over the load: the share of requests that meet the SLO, and goodput. fields: values of each field that
-    varies. Empty: the load does not vary.
+    varies. Empty: the load does not vary, or one of its values is no number.
     """
     load = _load_of(fields)
     if load is None:
@@ -249,9 +249,9 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Heat maps over the numbers of prefill and decode servers, or, if these numbers do not vary, over the first two
-    fields that vary. Empty list: fewer than two fields vary, or a field has too many values. fields: values of each
-    field that varies.
+    """Heat maps over the numbers of prefill and decode servers, or, if one of these numbers does not vary, over the
+    first two varying fields that do not set the load. Empty list: there are fewer than two such fields, or one has more
+    than _MOST_CELLS values. fields: values of each field that varies.
     """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
@@ -322,8 +322,8 @@ def _bar(points: Sequence[PointResult], field: str, values: Sequence[Any], value
 
 
 def _hits(points: Sequence[PointResult], fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Figures of cache hit rates. fields: values of each field that varies. Empty: the sweep does not vary the size of
-    a cache.
+    """Figures of cache hit rates. fields: values of each field that varies. Empty: the sweep does not vary pool_tokens
+    or mem_fraction of prefill or decode.
     """
     found = []
     for field in fields:

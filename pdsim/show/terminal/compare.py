@@ -1,4 +1,4 @@
-"""What `pdsim compare` prints first: the differences between runs that are larger than chance."""
+"""What `pdsim compare` prints first: the key numbers of runs, and which differences are larger than chance."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -50,13 +50,13 @@ def _settings(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def changes_of(first: ComparedRun, other: ComparedRun) -> dict[str, Change]:
-    """How another run differs from the first, for each key number, by the field of the summary."""
+    """How another run differs from the first, by the summary's field, for each key number whose change is known."""
     return {row.field: found for row, _, found in _rows(first, other) if found is not None}
 
 
 def _rows(first: ComparedRun, other: ComparedRun) -> list[tuple[SummaryRow, list[float | None], Change | None]]:
     """Returns, for each key number: its row in the summary, its values in both runs, and its change. The change is None
-    if chance explains it.
+    if the number is not known in a run or repetition, or if it is relative and the first number is 0.
     """
     found = []
     for row, values in key_rows([first.summary, other.summary]):

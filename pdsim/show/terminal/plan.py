@@ -11,8 +11,8 @@ from pdsim.study.planning.screen import Screen
 
 
 def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
-    """Prints a plan. details: True: the user gave --details. out: folder in which the plan's scenario was written;
-    None: the scenario was not kept.
+    """Prints a plan. details: True: the user gave --details. out: folder into which the plan was written; None: the
+    plan was not written.
     """
     screen, console = Screen(plan), new_console()
     print_headline(console, screen.headline)

@@ -1,5 +1,5 @@
-"""Makes the first lines that `pdsim run` prints: a sentence on whether the SLO is met, the key numbers, and the
-confidence.
+"""Prints a run for `pdsim run`: a headline, the key numbers, where the time of requests goes, failures, warnings, and
+the confidence. The headline says whether the SLO is met or, without an SLO, gives throughput and latencies.
 """
 
 import shlex
@@ -73,8 +73,8 @@ def print_run(
     details: bool,
 ) -> None:
     """Prints the key numbers of a run. summary: numbers by field, as in summary.json. examined: the run judged by an
-    SLO; None: no SLO is given. explain: the command that explains the run; empty: the run was not kept, so no command
-    can. details: True: prints all numbers and stages, too.
+    SLO; None: no SLO is given. explain: the command that explains the run; empty: the user named neither a scenario
+    file nor a folder for the run, so no command can. details: True: prints all numbers, stages and warnings, too.
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
@@ -122,8 +122,8 @@ def cluster_text(scenario: Scenario) -> str:
 
 
 def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
-    """Text on the requests of a summary: their number, source and lengths, and when they are sent. The text gives the
-    number of warm-up requests separately.
+    """Text on the finished requests that a summary counts: their number, source and mean lengths in tokens, and when
+    requests are sent. If warm-up requests are left out of the summary, the text ends with their number.
     """
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
@@ -137,7 +137,7 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
 
 def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     """A sentence that says how the clients of a closed loop start, and that the requests of this start count in the
-    summary. Empty: there is no closed loop, or the summary leaves these requests out.
+    summary. Empty: there is no closed loop with several clients, or the summary leaves out the first requests.
     """
     client = scenario.client
     if not isinstance(client, ClosedLoop) or client.concurrency == 1 or summary["pdsim"].get("warm_up_requests"):
@@ -155,15 +155,16 @@ def _pace(scenario: Scenario) -> str:
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
-    """The measurement that the user can make on one server to narrow the range of a run's numbers. None: the run has no
-    range. The range comes from the fastest and slowest step times that measured kernels allow.
+    """The measurement that the user can make on one server, because times of the scenario were not measured and have a
+    range (Scenario.uncertain). None: no times have a range. The summary gives the sizes to measure; whether the summary
+    has ranges makes no difference.
     """
     return measurement(scenario.uncertain, scenario, sizes_of(scenario, {**summary, **summary["pdsim"]}))
 
 
 def stage_text(shares: Mapping[str, float]) -> str:
-    """Text with the stages in which requests spend most of their time, and their shares; empty if no request finished.
-    shares: each stage's share of the latency.
+    """Text with the stages in which requests spend most of their time, and their shares: at most _NUM_STAGES stages,
+    without those below 0.5 %. Empty if no request finished. shares: each stage's share of the latency.
     """
     longest = sorted(shares.items(), key=lambda one: -one[1])[:_NUM_STAGES]
     return ", ".join(f"{share:.0%} {_IN_STAGE[stage]}" for stage, share in longest if round(share, 2))
@@ -185,7 +186,7 @@ def _headline(summary: Mapping[str, Any], scenario: Scenario, examined: Examined
 
 def key_rows(summaries: Sequence[Mapping[str, Any]]) -> list[tuple[SummaryRow, list[float | None]]]:
     """The rows of KEY_FIELDS, which the terminal shows before all others, each with the values of the runs. Rows for
-    which no run has a value are left out.
+    which no run has a value are left out, and so are retries and failures if they are 0 in every run.
     """
     rows = [row for field in KEY_FIELDS for row in SUMMARY_ROWS if row.field == field]
     found = [(row, [row.value(summary) for summary in summaries]) for row in rows]
@@ -205,8 +206,8 @@ def value_text(row: SummaryRow, value: float | None) -> str:
 
 
 def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None:
-    """Prints the limits of the SLO, if there is one, then the key numbers, each with its range if there is one.
-    examined: verdict on the run under the SLO; None: there is no SLO.
+    """Prints the limits of the SLO, if there is one, then the key numbers that no limit shows, each with its range if
+    there is one. examined: verdict on the run under the SLO; None: there is no SLO.
     """
     ranges = ranges_of(summary)
     limits = []
@@ -224,8 +225,8 @@ def print_numbers(summary: Mapping[str, Any], examined: Examined | None) -> None
 
 
 def _next(explain: str, *, details: bool) -> list[str]:
-    """Commands that the user may run next. explain: the command that explains the run; empty: the run was not kept.
-    details: True: the user gave --details.
+    """Commands that the user may run next. explain: the command that explains the run; empty: there is none. details:
+    True: the user gave --details.
     """
     found = [f"What limits it:  {explain} --tornado"] if explain else []
     return found if details else [*found, "Say more:        the same command with --details"]

@@ -14,7 +14,7 @@ from pdsim.study.verdict.confidence import Confidence
 _WORDS = ("cluster", "why not", "")
 """Titles of columns that have words, which may be broken into lines. All other columns have numbers."""
 _HEAD = 14
-"""Maximum number of characters in a line of a column's title. Longer words are not broken."""
+"""Maximum number of characters in a line of the title of a column with numbers. Longer words are broken."""
 
 
 def print_headline(console: Console, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Prints an SLO as a table: each limit beside the value that was found, in the limit's unit."""
+"""Prints whether a run meets an SLO, and a table: each limit beside the value that was found, in the limit's unit."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -45,8 +45,8 @@ def print_questions(asks: Mapping[str, str]) -> None:
 
 
 def print_answer(made: Answer, *, details: bool = False) -> None:
-    """Prints an answer: its text, the limits of the recommended candidate, all candidates, and the confidence. details:
-    True: also prints the answer's remarks.
+    """Prints an answer: its text and load, the SLO's limits beside the values of the candidate `winner`, all
+    candidates, warnings, and the confidence. details: True: also prints the answer's remarks.
     """
     console = new_console()
     print_headline(console, made.text)
@@ -149,11 +149,11 @@ def print_sweep(result: SweepResult) -> None:
 
 
 def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo | None = None) -> None:
-    """Prints a table of points. slo: name of the SLO whose goodput is shown; empty: no goodput is shown. wanted: the
-    SLO of this name, which determines the percentile of the latencies shown.
+    """Prints a table of the first _MOST points. slo: name of the SLO whose goodput is shown; empty: no goodput is
+    shown. wanted: the SLO of this name, which determines the percentile of the latencies shown.
 
-    If the terminal is narrow, columns are left out. If this does not suffice, titles are narrowed; then confidence
-    intervals are left out.
+    If the terminal is narrow, columns are left out, one by one. If this does not suffice, the same begins again with
+    narrow titles and, after that, without confidence intervals.
     """
     points, num_more = points[:_MOST], len(points) - _MOST
     fields = list(dict.fromkeys(field for point in points for field in point.changes))
@@ -182,8 +182,8 @@ def _print(title: str, points: Sequence[PointResult], slo: str = "", wanted: Slo
 
 def _cells(point: PointResult, fields: Iterable[str], slo: str, percentile: str) -> dict[str, str]:
     """Texts of a point by column title. fields: scenario fields to show. slo: name of the SLO whose goodput is shown;
-    empty: none. percentile: statistic of the latencies, such as p99. Latencies of a saturated point are left out,
-    because they grow with the length of the run.
+    empty: none. percentile: statistic of the latencies, such as p99. Latencies of a saturated point are "-", because
+    they grow with the length of the run.
     """
     cells = {_POINT: str(point.number)}
     cells |= {f.replace(".", ".\n"): shown(point.changes[f]) if f in point.changes else "" for f in fields}

@@ -56,8 +56,8 @@ def print_summaries(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _summaries(summaries: Mapping[str, Mapping[str, Any]], others: Sequence[str]) -> Table:
-    """Table of the first run and of those named in `others`. If there is only one run, a column has the ranges of its
-    numbers.
+    """Table of the first run and of those named in `others`. If there is only one run, and it has ranges, a
+    column shows them.
     """
     first = next(iter(summaries))
     shown = [first, *others]
@@ -149,7 +149,7 @@ def print_range_notes(summaries: Mapping[str, Mapping[str, Any]]) -> None:
 
 def print_stages(runs: Mapping[str, Records]) -> None:
     """Prints the time that finished requests of each run spend in each stage, such as waiting for prefill or decoding
-    (ALL_STAGES in metrics/explanation/explain.py). On a narrow terminal, a table has fewer columns, then fewer runs.
+    (ALL_STAGES in metrics/explanation/stages.py). On a narrow terminal, a table has fewer columns, then fewer runs.
     Prints nothing if no request finished.
     """
     times = [(name, {row.stage: row for row in stage_times(records)}) for name, records in runs.items()]
@@ -250,7 +250,7 @@ def print_path(title: str, parts_ms: Mapping[str, float]) -> None:
 
 def print_step_terms(step: Mapping[str, Any]) -> None:
     """Prints the terms that add up to the time of one step. step: sizes of the step, and its terms in ms. Terms that
-    round to 0 are left out.
+    round to 0.000 ms are left out.
     """
     total = sum(step["terms_ms"].values())
     work = [counted(step["num_requests"], "request"), counted(step["new_tokens"], "new token")]
@@ -327,7 +327,7 @@ def print_request(request: RequestRecord) -> None:
 
 def tail_json(tail: Tail, command: str) -> dict[str, Any]:
     """The slowest requests as JSON. Each group also has `relief`, the scenario fields that would help, and `explain`, a
-    command that explains its example. command: explains the run.
+    command that shows its example request. command: the command that explains the run.
     """
     groups = [
         {

@@ -111,7 +111,7 @@ class BegunForward:
     first_ns: int | None
     """Duration in ns on the first pipeline stage. None: there is only one stage."""
     compiling_ns: int
-    """Time in ns for which the forward's start was delayed because the host compiled a kernel for it."""
+    """Time in ns for which the host compiled a kernel before the forward. 0: it compiled none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +122,8 @@ class Parts:
     cache_copies: CacheCopies | None
     """Copies between GPU and host cache. None: the instance has no host cache."""
     on_choice: Callable[[Instance], None] | None
-    """Function to call with the instance when it chooses a step, to record its queue and pages. None: they are not
-    recorded.
+    """Function to call with the instance when it chooses a step or a wait, to record its levels (pages, and requests by
+    state). None: levels are not recorded.
     """
     single_steps: bool
     """True: each decode step is simulated alone."""
@@ -192,7 +192,8 @@ class Actor(Driver):
         self._max_in_flight = instance.max_steps_in_flight
         self._compiling_ns = 0  # for the next forward, before it begins
         self._gpu_free_ns = 0
-        """Time in ns at which the last begun forward ends. The next forward cannot begin earlier."""
+        """Time in ns at which the last begun forward ends or, with pipeline stages, leaves the first stage. The next
+        forward cannot begin earlier."""
 
     def start(self) -> None:
         self._advance(None)
@@ -244,7 +245,7 @@ class Actor(Driver):
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins each step that the instance's control loop chooses, until the loop waits for a result or a message.
+        """Begins each step that the instance's loop chooses, until it waits for a result, a message or the host.
         answer: result of the oldest step under way; None: the loop may choose another step, or its wait has ended.
         """
         self._is_pausing = False
@@ -312,7 +313,7 @@ class Actor(Driver):
     # Commands that take the instance's time.
 
     def _hand_on(self, commands: list[m.Command]) -> None:
-        """Hands requests' KV to the transfer workers, one request after another. Sends all other messages at once.
+        """Hands KV to the transfer workers, one request after another. Carries out all other commands at once.
 
         A worker needs the interpreter's lock (GIL) once for a direct write, and twice for a gather into the staging
         buffer. After a hand-over, the loop releases the lock when it hands over the next request, or when it is done.
@@ -374,7 +375,7 @@ class Actor(Driver):
         staged.begin(step, copying_ns, self.take_load())
 
     def take_load(self) -> tuple[int, int] | None:
-        """Start and end in ns of copies from the host cache, for which the layers of the next forward wait one by one
+        """Start and end in ns of loads from the host cache, for which the layers of the next forward wait one by one
         (`CacheCopies.take_load`). None: there are none.
         """
         return None if self._cache_copies is None else self._cache_copies.take_load()

@@ -1,5 +1,5 @@
-"""The simulator's executors. They stand in for GPU and model: they decide when decode steps end, and which sequences
-end with each step.
+"""Stands in for GPU and model in the simulator: executors decide which sequences end with each step, and a clock
+decides when decode steps end.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -91,16 +91,17 @@ class Executor:
 
 
 class RecomputingExecutor(Executor):
-    """Executor of a decode instance that computes the prompt and outputs of a preempted request again.
+    """Executor of a decode or aggregated instance of vLLM, which computes the prompt and outputs of a preempted request
+    again.
 
     Most requests come with a first token from prefill; when such a request is computed again, the last forward makes
-    the token after those that it already has. If decode itself computes the prompt (`local`), the prompt's last forward
-    makes the first token.
+    the token after those that it already has. If the instance itself computes the prompt (`local`), the prompt's last
+    forward makes the first token.
     """
 
     def __init__(self, outputs: Mapping[int, Spans], local: set[int]) -> None:
-        """outputs: tokens of the output, by request id. local: ids of requests whose prompts the decode instance
-        computes itself. The executor removes an id when the prompt is computed.
+        """outputs: tokens of the output, by request id. local: ids of requests whose prompts decode or aggregated
+        instances compute themselves. The executor removes an id when the prompt is computed.
         """
         super().__init__(outputs)
         self._local = local
@@ -187,8 +188,8 @@ class DecodeClock:
     def __init__(self) -> None:
         self._carry = 0
         self._first_ns = 0
-        """Whole ns of the first step's duration. Apart from the fraction, because compiled code multiplies small
-        integers ten times as fast."""
+        """Whole ns of the first step's duration. The fraction of a ns is kept apart (_fraction), because compiled code
+        multiplies small integers ten times as fast."""
         self._fraction = 0
         self._growth = 0
 
@@ -259,8 +260,9 @@ def prefill_record(
 
 
 class DecodeRun:
-    """The decode steps that an instance runs before its next decision. on_step: called with the steps, their record,
-    and the numbers of accepted drafts, if any. on_result: called with the result for the instance.
+    """The decode steps that an instance runs before its next decision. on_step: called with the instance's step, the
+    record of all steps of the run, and the step's result if it verified drafts (else None). on_result: called with the
+    result for the instance.
     """
 
     def __init__(
@@ -276,7 +278,7 @@ class DecodeRun:
         self.num_steps = 0
         """Number of steps of the present run. `cut_short` reduces it. 0: no run."""
         self.copying_ns = 0
-        """Time in ns that copies of retracted requests' KV take before the next run begins."""
+        """Time in ns for which copies of KV delay the next run: KV of retracted requests, or cached pages."""
         self._timeline = timeline
         self._instance_id = instance_id
         self._order = order
@@ -290,7 +292,7 @@ class DecodeRun:
         self._prompts: PrefillStep | None = None
         """Chunks of prompts that the present step also computes. None: the step only decodes."""
         self._cold: ColdServer | None = None
-        """Counts the steps of this run. None: the instance is warm, or the run is a single step."""
+        """Counts the steps of this run. None: the cost has no cold start, or the run is of `begin_one`."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns

@@ -32,7 +32,7 @@ class Rank(Actor):
 
     @property
     def is_busy(self) -> bool:
-        """True while the rank's host processes a result or sends KV."""
+        """True while the rank lives and its host works: processes a result, sends KV, launches or compiles kernels."""
         return not self._is_dead and self._host.is_busy
 
     @property
@@ -173,7 +173,7 @@ class Lockstep:
 
     def ask(self, rank: Rank, step: Step) -> None:
         """Queues a step that a rank has chosen. The ranks begin steps together, in rounds: each round takes the first
-        queued step of every rank.
+        queued step of every rank that has one.
         """
         self._asked.setdefault(rank.instance.instance_id, deque()).append(step)
         if not self._looks and not self._exchanges:
@@ -185,7 +185,7 @@ class Lockstep:
 
     def _look(self, _: None) -> None:
         """Begins the next round, in which the ranks run their next steps together, if the last round has ended and the
-        ranks' hosts are free. Otherwise tries again as soon as both conditions hold.
+        ranks' hosts are free. Otherwise tries again as soon as both conditions hold. No effect if no rank has a step.
         """
         self._looks = False
         if not self._asked:

@@ -20,8 +20,8 @@ from pdsim.sim.instances.lockstep import Lockstep, Rank, mean_expert_tokens
 
 
 class StagedRank(Rank):
-    """A rank whose micro-batches take turns with those of the server's other ranks: it chooses a step when the server
-    begins a turn.
+    """A rank of a server with pipeline stages. In each turn of the server, all its ranks choose a step of the same
+    micro-batch.
     """
 
     def __init__(self, bus: Bus, instance: AnyInstance, parts: Parts, turns: "Turns") -> None:
@@ -29,8 +29,8 @@ class StagedRank(Rank):
         self._turns = turns
 
     def choose(self) -> None:
-        """Chooses the rank's step for the server's next turn, as soon as the rank's host is free. A turn is the choice
-        of one step by each rank, all of the same micro-batch.
+        """Chooses the rank's step for the server's next turn, as soon as the rank's host is free. In a turn, each rank
+        chooses a step of the same micro-batch, or a wait.
         """
         if self._host.is_busy:
             self._host.when_free(self._choose, None, self._order)
@@ -38,8 +38,8 @@ class StagedRank(Rank):
             self._choose(None)
 
     def end_rest(self) -> None:
-        """Ends the rank's wait for a message, because another rank of the server got a message, and all ranks then
-        choose a step.
+        """Ends the rank's wait, because a rank of the server got a message or has waited long enough, and all ranks
+        then choose a step.
         """
         self._waits = False
         if self._timer is not None:
@@ -121,8 +121,8 @@ class Turns(Lockstep):
             self._timeline.after(0, self._wake, order=self._order)
 
     def answer(self, rank: StagedRank, chosen: m.Step | m.Wait) -> None:
-        """Notes the step, or the wait, that a rank chose for this turn. When all ranks have chosen, the chosen steps
-        begin.
+        """Notes the step, or the wait, that a rank chose for this turn. The chosen steps begin when all ranks have
+        chosen, the slot's last step has ended, and the hosts of all ranks are free.
         """
         self._chosen[rank.instance.instance_id].append(chosen)
         self._look_soon()

@@ -183,8 +183,8 @@ class CacheCopies:
 
     def __init__(self, bus: Bus, instance: AnyInstance, storage: StorageClient | None) -> None:
         """bus: delivers a message when KV is loaded. Decode instances and vLLM's instances get this message. Prefill
-        instances of SGLang get none, because their forward waits on the GPU. storage: None: there is no storage behind
-        host memory.
+        and aggregated instances of SGLang get none, because their forward waits on the GPU. storage: None: there is no
+        storage behind host memory.
         """
         self.blocked_until_ns = 0
         """Time in ns until which the instance's loop waits for copies."""
@@ -272,8 +272,8 @@ class CacheCopies:
         return end_ns
 
     def take_load(self) -> tuple[int, int] | None:
-        """Start and end in ns of the copies from the host cache that began since the last forward. The layers of the
-        next forward wait for these copies one by one. None: no copy began.
+        """Returns the start of the first and the end of the last load, in ns, for which the layers of the next forward
+        wait one by one (_wait_by_layer), and forgets them. None: no such load began since the last call.
         """
         load, self._load = self._load, None
         return load

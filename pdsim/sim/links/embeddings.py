@@ -23,9 +23,9 @@ class EmbeddingMove:
     sent: m.SendEmbeddings
     """The command that asked for the move."""
     encode_start_ns: int
-    """Time in ns at which encoding the part began."""
+    """Time in ns at which encoding the part began. With vLLM: at which the server began to read."""
     encode_end_ns: int
-    """Time in ns at which encoding the part ended."""
+    """Time in ns at which encoding the part ended. With vLLM: at which the server began to read."""
 
     def arrived(self) -> None:
         self.moves.on_arrived(self)

@@ -14,7 +14,7 @@ from pdsim.sim.links.network import Flows
 from pdsim.system.transport import Path
 
 PREFILL_PARTS, DECODE_PARTS = 64, 8
-"""Number of parts of a forward and of a decode step. Each part computes and then exchanges. A KV transfer lasts about
+"""Number of parts of a forward and of a decode step. Each part computes and exchanges. A KV transfer lasts about
 as long as a decode step, and much shorter than a forward, so a forward has more parts.
 """
 Move = tuple[float, Path]
@@ -76,8 +76,8 @@ class HostExchange:
         self._flows.begin_together(self, self._moves)
 
     def arrived(self, _: None = None) -> None:
-        """Handles one of the events for which the present part of the exchange waits: bytes have arrived, or computing
-        has ended. The last event ends the part.
+        """Handles one of the events for which the present part of the forward waits: bytes have arrived or, if
+        computing and exchanging overlap, computing has ended. The last event ends the part.
         """
         self._num_awaited -= 1
         if not self._num_awaited:
@@ -105,7 +105,7 @@ class ServerNics:
     ) -> int:
         """Time in ns that a step computes: its duration on idle links, without the time in which its bytes move between
         hosts. If computing and exchanging overlap, this is the whole duration. num_tokens: tokens of the instance's
-        step. mean_tokens: as in `exchange`. decodes: True: a decode step; False: a prefill forward.
+        step. mean_tokens: as in `exchange`. decodes: True: a decode step; False: a prefill or mixed forward.
         """
         traffic = self._nics.traffic[instance_id]
         if traffic.overlaps:
@@ -124,8 +124,8 @@ class ServerNics:
         on_end: Callable[[], None],
     ) -> HostExchange:
         """Returns the exchange of tokens between the server's hosts during one forward. num_tokens: number of tokens of
-        each rank, by instance id. mean_tokens: mean number of tokens that the ranks give to experts. Other arguments:
-        as in HostExchange.
+        each rank, by instance id. mean_tokens: mean number of tokens that the ranks give to experts. decodes: True:
+        all ranks with a step decode only. Other arguments: as in HostExchange.
         """
         found = (self._move(name, num, mean_tokens, decodes=decodes) for name, num in num_tokens.items())
         moves = [move for move in found if move[0]]
@@ -141,8 +141,9 @@ class ServerNics:
         )
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
-        """Returns the bytes that one GPU of the instance sends and receives during a step, as a single flow that uses
-        the links of both directions. num_tokens, mean_tokens, decodes: as in `computing_ns`.
+        """Returns the bytes that the busiest GPU of the instance sends or receives during a step, whichever are more,
+        as a single flow. Its path has the links of both directions, with weights. num_tokens, mean_tokens, decodes: as
+        in `computing_ns`.
         """
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill

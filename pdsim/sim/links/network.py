@@ -229,8 +229,8 @@ class Network:
             self._timeline.after(setup_ns + transfer.posting_ns, self._move, transfer)
 
     def _batch_ns(self, unit: TransferUnit) -> int:
-        """Time in ns that the engine takes to set up the batch of a unit. A unit counts as staged if it has a cell, or
-        if it is the last unit of a staged request, which has no pages.
+        """Time in ns that the engine takes to set up one batch of a unit; a unit has one batch for each target rank. A
+        unit counts as staged if it has a cell, or if it is the last unit of a staged request, which has no pages.
         """
         is_staged = self._staging is not None and (unit.cell is not None or not unit.source_pages)
         staged_ns = self._transport.staged_batch_ns
@@ -328,8 +328,8 @@ class Network:
         self._on_failed(transfer)
 
     def _drop_flows(self) -> None:
-        """Removes failed and stuck transfers from the links, so that other transfers get their bandwidth. A transfer is
-        stuck if its target has died and the engine waits for a timeout.
+        """Removes failed and stuck transfers, and those whose source has died, from the links, so that other transfers
+        get their bandwidth. A transfer is stuck if its target has died and the engine waits for a timeout.
         """
         self.flows.drop(lambda owner: isinstance(owner, Transfer) and (owner.is_over or owner.is_stuck))
 
@@ -361,8 +361,8 @@ class Transfers:
         """Handlers of commands that move KV, by type."""
 
     def scatter(self, command: m.Scatter) -> None:
-        """Copies KV from the staging ring of a decode instance to its pages (scatter), one cell after another. Scatters
-        run in parallel with forwards.
+        """Copies the KV of one cell from the staging ring of a decode instance to its pages (scatter), after the
+        instance's earlier scatters. Scatters run in parallel with forwards.
         """
         assert self._interconnect.staging is not None
         now_ns = self._timeline.now_ns
@@ -426,8 +426,8 @@ class Transfers:
         self._scatter_free_ns.pop(instance_id, None)
 
     def links_of(self, name: str) -> list[str]:
-        """Returns the names of the instance's own links: at most one in each direction. If `name` is no instance,
-        returns the shared link of this name.
+        """Returns the names of an instance's own links: the first link of its way out and of its way in, if it has
+        them. GPUs of other instances may share these links. If `name` is no instance, returns the link of this name.
         """
         topology = self._interconnect.topology
         paths = [ways[name] for ways in (topology.ways_out, topology.ways_in) if name in ways]

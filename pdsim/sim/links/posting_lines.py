@@ -18,16 +18,17 @@ class _Posting:
     unposted_ns: int
     """Time in ns that one thread alone needs to post the remaining descriptors."""
     takes_turns: bool
-    """True: posting this transfer takes longer than one turn (turn_ns of the transport). The transfer's worker then
-    takes turns with the other posting workers of its rank.
+    """True: posting this transfer takes longer than one turn (turn_ns of the transport, if not 0). The transfer's
+    worker then takes turns with the other posting workers of its rank.
     """
     posted_ns: int = 0
     """Time in ns that posting has taken so far."""
 
 
 class PostingLines:
-    """Lines in which transfers wait to post their descriptors, one for each prefill instance. The first transfer of a
-    line posts, and keeps its place until it leaves.
+    """Lines in which transfers wait to post their descriptors, one for each sending instance. The first transfer of a
+    line posts. A transfer with descriptors left after its turn (takes_turns) goes to the end of the line; one that has
+    posted all stays first until it leaves.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class PostingLines:
         on_posting: Callable[[str, float], None] | None,
     ) -> None:
         """on_posted: function that is called when all descriptors of a transfer are posted, with the transfer and the
-        time in ns that posting took.
+        time in ns that posting took. Also called when the turn of a transfer ends that has left its line.
 
-        on_posting: function that gets the id of a prefill instance, and the speed of its loop while threads post, as a
-        share of the normal speed.
+        on_posting: function that gets the id of an instance, and the speed of its loop while threads post, as a share
+        of the normal speed; None: no loop is told.
         """
         self._timeline = timeline
         self._transport = transport
@@ -50,7 +51,7 @@ class PostingLines:
         self._lines: dict[str, deque[_Posting]] = {}
 
     def join(self, source: str, transfer: Any, posting_ns: int) -> None:
-        """Puts a transfer at the end of the line of the prefill instance `source`. posting_ns: time in ns that one
+        """Puts a transfer at the end of the line of the sending instance `source`. posting_ns: time in ns that one
         thread alone needs to post the transfer's descriptors.
         """
         posting = _Posting(source, transfer, posting_ns, 0 < self._transport.turn_ns < posting_ns)
@@ -62,8 +63,8 @@ class PostingLines:
             self._post(posting)
 
     def leave(self, source: str, transfer: Any) -> None:
-        """Removes a transfer from the line of transfers that wait on the prefill instance `source` to post their
-        descriptors. If the transfer was the first of the line, the next transfer begins to post.
+        """Removes a transfer from the line of the sending instance `source`. If the transfer was the first of the line,
+        the next transfer begins to post. No effect if the transfer is not in the line.
         """
         line = self._lines.get(source)
         posting = next((one for one in line or () if one.transfer is transfer), None)

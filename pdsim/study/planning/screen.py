@@ -50,8 +50,8 @@ class Screen:
 
     @property
     def saving(self) -> str:
-        """A sentence that compares the price of the plan with the price of the user's own cluster. Empty: the user gave
-        no cluster, or no plan was found.
+        """A sentence on the user's own cluster: how the plan's price compares with the price of this cluster, and
+        whether this cluster meets the SLO. Empty: the user gave no cluster, or no plan was found.
         """
         plan = self._plan
         if plan.own is None or plan.chosen is None:
@@ -96,8 +96,9 @@ class Screen:
 
     @property
     def limits(self) -> TextTable:
-        """The table of the SLO's limits for the planned cluster. Each row has the limit, the predicted value, and the
-        range of the prediction.
+        """The table of the SLO's limits for the planned cluster. Each row has the limit, the predicted value and,
+        unless step times were measured on a server, the range of the prediction. If the load can be scaled, a last row
+        has the largest multiple of the load that the cluster can take. No rows: no cluster meets the SLO.
         """
         plan = self._plan
         if plan.chosen is None or plan.chosen.outcome.judgement is None:
@@ -167,10 +168,10 @@ class Screen:
 
     @staticmethod
     def _headroom(ratio: float, chosen: Row) -> str:
-        """Compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with that of the
-        plan's cluster. If the other cluster has more headroom with typical step times, it has less with the slowest
-        step times, by which the plan was chosen. ratio: the other cluster's largest ratio of a value to its SLO limit,
-        with typical step times. chosen: the plan's cluster.
+        """Text that compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with
+        that of the plan's cluster. If the other cluster has more headroom with typical step times, it has less with the
+        slowest step times, by which the plan was chosen. ratio: the other cluster's largest ratio of a value to its SLO
+        limit, with typical step times. chosen: the plan's cluster.
         """
         ratios = [one.ratio for one in chosen.runs]
         if ratio > max(ratios):
@@ -280,8 +281,9 @@ def _attained(outcome: Outcome) -> list[str]:
 
 
 def _band(row: Row) -> str:
-    """For the SLO's limit that the cluster exceeds most: the smallest and the largest measured value over the cluster's
-    repeated runs, as text. Empty: the cluster was run once, or all runs gave the same value.
+    """For the SLO's limit that the cluster exceeds most: text with the smallest and the largest simulated value over
+    the cluster's runs. Empty: the cluster was run once or is saturated, all runs gave the same value, or the limit is
+    on a share of requests.
     """
     judged = row.outcome.judgement
     if not row.repeated or judged is None or row.outcome.reason == SATURATED or judged.worst.is_share:

@@ -78,8 +78,9 @@ def cheapest(tried: Mapping[CandidateCluster, Outcome]) -> list[CandidateCluster
 
 
 def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, Outcome]) -> list[CandidateCluster]:
-    """Candidates that must still be tried. Leaves out each candidate with a higher price than a tried cluster that
-    meets the SLO, and each candidate that differs from a tried cluster that misses the SLO only by fewer instances.
+    """Candidates that must still be tried. Leaves out tried candidates and each candidate with a higher price than a
+    tried cluster that meets the SLO. Also leaves out candidates of the same family as a tried cluster that misses the
+    SLO, if they have at most as many instances of each role.
     """
     best = cheapest(tried)
     missing = [one for one, outcome in tried.items() if not outcome.meets]
@@ -93,8 +94,8 @@ def _left(candidates: Iterable[CandidateCluster], tried: dict[CandidateCluster, 
 
 
 def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
-    """Up to _BATCH clusters of `left`, sorted by price, to simulate next. All have a low price (see _LOW). Takes one
-    cluster of each family in turn, the most expensive cluster of a family first.
+    """Up to _BATCH clusters to simulate next, all with a low price (see _LOW). Takes one cluster of each family in
+    turn, the most expensive cluster of a family first. left: the remaining candidates, sorted by price.
     """
     price = left[len(left) // _LOW].price_per_h
     below = sorted(
@@ -107,9 +108,9 @@ def _batch(left: Sequence[CandidateCluster]) -> list[CandidateCluster]:
 
 
 def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
-    """Returns the largest multiple of the load that meets the SLO, and a text about the first multiple that misses the
-    SLO. The text is empty if none misses. grown: outcomes by multiple, ascending. Multiples above the first miss do not
-    count.
+    """Returns the largest multiple of the load that meets the SLO (1 if none in `grown` does), and a text about the
+    first multiple that misses the SLO. The text is empty if none misses. grown: outcomes by multiple, ascending.
+    Multiples above the first miss do not count.
     """
     kept = 1.0
     for factor, outcome in grown.items():
@@ -120,8 +121,8 @@ def headroom(grown: Mapping[float, Outcome]) -> tuple[float, str]:
 
 
 def of_both_kinds(ranked: Sequence[CandidateCluster], count: int) -> list[CandidateCluster]:
-    """`count` clusters from the beginning of a ranking, in its order. If all of these are of one kind, aggregated or
-    disaggregated, the last makes room for the first cluster of the other kind. ranked: the clusters, the best first.
+    """Up to `count` clusters from the beginning of a ranking, in its order. If all of these are of one kind, aggregated
+    or disaggregated, the last makes room for the first cluster of the other kind. ranked: the clusters, the best first.
     """
     kinds = [next((one for one in ranked if one.is_aggregated == kind), None) for kind in (True, False)]
     first = [one for one in kinds if one is not None]

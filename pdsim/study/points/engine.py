@@ -26,11 +26,13 @@ _COMPUTED_AGAIN = ("crashed", DAMAGED)
 """Statuses of kept runs that are computed again. A worker may have died for a reason that lies outside the run."""
 
 Progress = Callable[[int, int], None]
-"""Callback that is called with two numbers: runs that have ended, and all runs known so far."""
+"""Callback that is called with two numbers: how many runs were computed so far, and how many must be computed in total,
+as far as known. Runs whose results were stored before do not count.
+"""
 _PATIENCE_S = 5.0
 _LEAST_PENDING = 64
-"""Minimum number of tasks that are handed to Ray at a time. Waiting tasks make a Ray cluster that grows on demand add
-machines.
+"""Ray gets at most this number of tasks at a time, or four per CPU if that is more. Waiting tasks make a Ray cluster
+that grows on demand add machines.
 """
 _LET_IN = (
     "a cluster that refuses the connection needs a token (RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
@@ -225,8 +227,8 @@ class Work:
         progress: Progress | None = None,
         slos: Mapping[str, Slo] | None = None,
     ) -> None:
-        """engine: computes the runs. progress: called after each run; None: nothing is. slos: SLOs that judge the
-        results, by name. None: results are not judged.
+        """engine: computes the runs. progress: called after each run; None: nothing is called. slos: SLOs that judge
+        the results, by name. None: results are not judged.
         """
         self.store = store
         self._engine = engine
@@ -261,8 +263,8 @@ class Work:
                 self._progress(self.num_computed, total)
 
     def _lacks(self, key: str) -> bool:
-        """True if the run with this key must be computed. If the store has the run's row, reads the row into memory and
-        returns False.
+        """True if the run with this key must be computed: its file is missing or damaged, or its worker died. Otherwise
+        reads the stored result into memory and returns False.
         """
         row = self.store.kept(key)
         if row is None:

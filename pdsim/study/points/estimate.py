@@ -14,7 +14,7 @@ class Estimate(NamedTuple):
     """Mean over seeds. For a single run: its value."""
     half_width: float | None
     """Half of the 95 % confidence interval over seeds. With a single seed, but repetitions of the run with other
-    message latencies: the largest difference by chance. None: a single run without repetitions.
+    message latencies: the largest difference between the run and a repetition. None: a single run without repetitions.
     """
 
     def scaled(self, factor: float) -> "Estimate":
@@ -24,8 +24,9 @@ class Estimate(NamedTuple):
         return Estimate(self.mean / divisor, None if self.half_width is None else self.half_width / divisor)
 
     def spread(self, digits: int = 3) -> str:
-        """Text of the estimate, such as "12.3 ± 0.4": the mean and the half-width of its interval. digits: significant
-        digits of the mean. The half-width is left out if it is smaller than the last printed digit of the mean.
+        """Text of the estimate, such as "12.3 ± 0.40": the mean and the half-width of its interval. digits: significant
+        digits of the mean. The half-width is left out if it is at most the share 10**-digits of the mean (0.1 % for 3
+        digits).
         """
         mean = number(self.mean, digits)
         half = self.half_width or 0.0

@@ -25,7 +25,7 @@ class Replication:
     """One run of a point: its row of results, and the judgement of the run by each SLO."""
 
     row: Mapping[str, Any]
-    """The row of results: one value, or list of values, per column."""
+    """The row of results by column, without the columns in _OF_REQUESTS."""
     slos: Mapping[str, Judgement]
     """For each SLO, by its name: the values of the numbers that it limits. Empty: the run has no result, or there are
     no SLOs.
@@ -33,8 +33,8 @@ class Replication:
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
-    """By the SLO's name, then by class: the share of the class's requests within the limits. Empty: requests have no
-    classes.
+    """By the SLO's name, then by class: how many of the class's requests are within the limits. Empty: requests have no
+    classes, the run has no result, or there are no SLOs.
     """
 
 
@@ -90,15 +90,16 @@ class PointResult:
         return self.estimated(lambda run: run.row[name] or 0.0)
 
     def estimated(self, read: Callable[[Replication], float]) -> Estimate:
-        """Estimate of the number that `read` takes from each run. With one run per seed: the mean over the seeds. If a
-        single run was repeated: the number of the run, and the largest change of the number in the repetitions.
+        """Estimate of the number that `read` takes from each run. With one run per seed: the mean over the seeds, and
+        half of its 95 % interval. If a single run was repeated: the number of the run, and the largest change of the
+        number in the repetitions.
         """
         found = [read(run) for run in self.replications]
         return band(found[0], [read(run) for run in self.repeats]) if self.repeats else estimate(found)
 
     def repeated(self, points: "Sequence[PointResult]") -> "PointResult":
-        """A copy of this point, with the results of `points` added as repetitions. If this point or one of `points`
-        failed: this point itself.
+        """A copy of this point, with the first run of each of `points` as its repetitions. If this point or one of
+        `points` failed: this point itself.
         """
         if self.error or any(point.error for point in points):
             return self
@@ -116,7 +117,9 @@ class PointResult:
 
     @property
     def means(self) -> dict[str, float]:
-        """The point's numbers by name, each as the mean over its runs. Empty: the point has no result."""
+        """The point's numbers by name, each as the mean over its runs. A number that a run lacks is left out. Empty:
+        the point has no result.
+        """
         return {} if self.error else {name: self.metric(name).mean for name in metrics() if self._has(name)}
 
     def attainment(self, slo: str) -> Estimate:

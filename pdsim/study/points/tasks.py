@@ -39,8 +39,8 @@ new run; the run's identity, whose digest is the row's key; and the classes of a
 
 @dataclass(frozen=True)
 class Task:
-    """The simulation of one point with one seed. `identity` is JSON text of everything on which the result depends.
-    `key`, a digest, names the result file.
+    """The simulation of one point with one seed. `identity` is JSON text of everything on which the numbers of a whole
+    run depend. `key`, a digest of `identity` and of the options `slo` and `own_itl`, names the result file.
     """
 
     key: str

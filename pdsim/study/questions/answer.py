@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANGES_SHOWN = 4
-"""The answer's text gives the ranges of the numbers in this many columns of the table, from the first column on."""
+"""Maximum number of the table's columns for which the answer's remarks give a range. The first columns that have a
+range are taken.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,19 @@ class Answer:
     notes: tuple[str, ...]
     """Further sentences on the answer, which the terminal prints with --details."""
     warnings: tuple[str, ...]
-    """Warnings about simulated steps with more or fewer tokens or requests than any step that was measured."""
+    """Warnings of two kinds: simulated steps have more or fewer tokens or requests than any step that was measured, or
+    requests failed.
+    """
     limit: Limit | None
     """The resource that limits one number of the winner. This number is the winner's throughput if the winner is
     saturated, or meets the SLO in a closed loop. Otherwise it is the latency that is nearest to its limit in the SLO.
     None: the winner's run stalled, which means that some requests never ended."""
     run: RunResult = field(repr=False)
-    """The run of the recommended candidate (`winner`), with the load of its instances over time."""
+    """The run of the candidate `winner` with the first seed, and the load of its instances over time."""
     percentiles: Mapping[str, str]
-    """For each metric that the SLO limits: the limited percentile, such as "p99"."""
+    """For ttft and for tpot: the percentile that the SLO limits, such as "p90". "p99": the SLO does not limit the
+    metric.
+    """
     axis: str
     """Meaning of the figure's horizontal axis, with its unit. Empty: candidates have no positions on an axis, and are
     listed one below another.
@@ -63,7 +69,7 @@ class Answer:
     as_good: Sequence[str] = ()
     """Labels of other candidates that do not differ measurably from the winner."""
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
-    """Confidence in the answer: a word, and the reason for the word. Both are empty if the question has no confidence.
+    """Confidence in the answer (high, medium or low) with its reason. Two empty texts until `ask` sets the confidence.
     """
     measure: Measurement | None = None
     """The measurement that would settle the answer. None: no measurement would change the answer."""

@@ -138,7 +138,8 @@ class Judged(NamedTuple):
 
     def holds(self, other: "Judged") -> bool:
         """True if this verdict and the verdict of `other` agree: both recommend a candidate or neither does, and both
-        name the same winner. Two winners also count as the same if they are equally good by this study's results.
+        name the same winner. Different winners also count as the same if, by this study's results, the winner of
+        `other` is as good as this verdict's winner (Study.as_good).
         """
         mine, theirs = self.verdict, other.verdict
         if bool(mine.advice) != bool(theirs.advice) or mine.winner == theirs.winner:
@@ -198,8 +199,8 @@ def _agreed(found: Judged, ends: Mapping[str, Judged], others: Sequence[str], me
 def _if_one_layout_is_slow(found: Judged, asked: Question, ends: Mapping[str, Judged]) -> list[str]:
     """A sentence that warns if another candidate wins as soon as the winner has the slowest step times of its range and
     all others have the fastest. Candidates with the winner's layout (GPUs and parallel sizes) do not count. Empty: the
-    winner still wins, or the answer differs already at one end of the range. ends: results with the fastest and with
-    the slowest step times.
+    winner still wins, the answer differs already at one end of the range, or there is no range. ends: results with the
+    fastest and with the slowest step times.
     """
     winner, layouts = found.verdict.winner, found.study.layouts
     if any(not one.holds(found) or winner not in one.study.labels() for one in ends.values()) or not ends:
@@ -230,8 +231,9 @@ def _said(verdict: Verdict) -> str:
 
 def _judged(study: Study, verdict: Verdict) -> Verdict:
     """Returns the verdict, changed if the recommended candidate misses the SLO. The changed verdict recommends the best
-    candidate that meets the SLO. If no candidate meets the SLO, it recommends none, and names the candidate that comes
-    nearest to the SLO.
+    candidate that meets the SLO. If no candidate meets the SLO, the changed verdict recommends none, and names the
+    candidate that comes nearest to the SLO. A verdict that recommends nothing keeps its winner, and gets a note if the
+    winner misses the SLO.
     """
     chosen = verdict.winner
     if study.meets(chosen):
@@ -248,7 +250,9 @@ def _judged(study: Study, verdict: Verdict) -> Verdict:
 
 
 def _missed(study: Study, label: str) -> str:
-    """Says which latencies of the candidate `label` miss the SLO, and by how much."""
+    """Text on the terms of the SLO that the candidate `label` misses, with values and limits, and on the share of
+    failed requests. For a saturated candidate: the share of requests that meet the SLO.
+    """
     if study[label].is_saturated:
         return f"{share(study.attained(label))} of the requests meet the SLO, and the cluster cannot take the load"
     judged = study[label].judgement(SLO)
@@ -294,7 +298,8 @@ def _answer(name: str, question: Question, study: Study, verdict: Verdict, ends:
 
 def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[str]]:
     """Rows of a table with the SLO's limits and the values of the candidate `label`. ends: results with the fastest and
-    slowest step times, which give each value a range; empty: the values have no range.
+    slowest step times, which give each value a range. If `ends` is empty, or the candidate has no result in one of
+    them, the values have no range.
     """
     at_ends = [one.study for one in ends.values()]
     known = at_ends if all(label in one.labels() for one in at_ends) else []
@@ -302,7 +307,9 @@ def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[s
 
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
-    """Labels of other candidates whose goodput and latency do not differ measurably from the winner's."""
+    """Labels of other candidates that meet the SLO, and whose goodput and mean latency do not differ measurably from
+    the winner's. Empty: there are none, nothing is recommended, or candidates were run only once.
+    """
     winner = verdict.winner
     if not verdict.advice or len([*study[winner].replications, *study[winner].repeats]) == 1:
         return []
@@ -370,7 +377,8 @@ def _row(question: Question, study: Study, label: str, ends: Sequence[Study]) ->
 
 def _alone(study: Study, changes: Changes) -> str:
     """Sentence for a cluster whose requests are sent one at a time. If requests miss the SLO even so: says that more
-    instances do not help. If not: gives the median times. changes: changes of the scenario that make the cluster.
+    instances do not help. If not: gives the median TTFT and TPOT in ms. changes: changes of the scenario that make the
+    cluster.
     """
     requests = requests_alone(study.trials, changes)
     judged = study.slo.judge_requests(requests)

@@ -29,8 +29,9 @@ def _decode_cache_arms(base: Base) -> list[Arm]:
 
 
 def _decode_cache_verdict(study: Study) -> Verdict:
-    """Recommends a radix cache on decode if the cache raises throughput, or if throughput stays equal and latency
-    falls.
+    """Recommends a radix cache on decode if only the cluster without the cache is saturated, if the cache raises
+    throughput, or if throughput stays equal and mean latency falls. Raises ConfigError if the cluster with the cache or
+    the one without has no result.
     """
     if failed := study.error(_OFF) or study.error(_ON):
         raise ConfigError(failed)
@@ -104,8 +105,8 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """Recommends the smallest host cache that is as good as the largest. Recommends no host cache if the smallest is no
-    better than none.
+    """Recommends the smallest size of host cache that is as good as the largest. If a host cache of this size is no
+    better than none: recommends no host cache. Raises ConfigError if a candidate has no result.
     """
     study.require_results()
     sizes = study.labels()[1:]
@@ -179,7 +180,8 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 def _storage_verdict(study: Study) -> Verdict:
     """Recommends the smallest number of drives that serves the load as well as the largest tried number. If this number
-    of drives serves the load no better than a cluster without storage: recommends no storage.
+    of drives serves the load no better than a cluster without storage: recommends no storage. Raises ConfigError if a
+    candidate has no result.
     """
     study.require_results()
     labels = study.labels()

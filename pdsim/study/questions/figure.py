@@ -16,10 +16,11 @@ _WIDE = 8
 
 
 def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, winner: str, axis: str) -> Figure:
-    """Draws the figure of an answer, with one panel per number. Whiskers are 95 % intervals, and the winner's mark is
-    filled. A saturated candidate has no mark in a panel that shows a latency. asks: the question, as title of the
-    figure. titles: title of each panel, by the name of its number. axis: title of the horizontal axis; empty:
-    candidates are listed one below another. rows: the candidates. winner: label of the recommended candidate.
+    """Draws the figure of an answer, with one panel for each number that a candidate has. Whiskers are half-widths of
+    estimates (Estimate.half_width), and the winner's mark is filled. A saturated candidate has no mark in a panel that
+    shows a latency. asks: the question, as title of the figure. titles: title of each panel, by the name of its number.
+    axis: title of the horizontal axis; empty: candidates are listed one below another. rows: the candidates. winner:
+    label of the candidate that the answer recommends or is about.
     """
     shown = [name for name in titles if any(row.estimates[name] for row in rows)]
     height = 3.2 if axis else 1.4 + 0.34 * len(rows)
@@ -57,8 +58,8 @@ def _why_none(row: AnswerRow) -> str:
 
 def _draw_line(panel: Any, rows: Sequence[AnswerRow], winner: str, name: str) -> None:
     """Draws one number of the candidates as a line, with their position on the axis as x. Candidates without a position
-    are left out. name: name of the number. panel: matplotlib's axes. winner: label of the recommended candidate, whose
-    mark is filled.
+    are left out. name: name of the number. panel: matplotlib's axes. winner: label of the candidate whose mark is
+    filled.
     """
     places = [row.x for row in rows if row.x is not None]
     found = [(row.x, value) for row in rows if row.x is not None and (value := row.estimates[name]) is not None]

@@ -57,8 +57,9 @@ def rates(study: Study) -> list[Arm]:
 
 
 def _speedups(study: Study, tried: list[float]) -> Sequence[float]:
-    """Next speed-ups to try: a coarse grid, then larger or smaller ones until one meets the SLO and one misses it, then
-    values between these two. tried: the speed-ups that were tried so far. Empty result: no further speed-up is needed.
+    """Next speed-ups to try. If the user gave speed-ups: only these. Otherwise a coarse grid, then larger or smaller
+    ones (up to _FASTEST, down to _SLOWEST) until one meets the SLO and one misses it, then values between these two.
+    tried: the speed-ups that were tried so far. Empty result: no further speed-up is needed.
     """
     if not tried or study.options.speedups:
         return [] if tried else study.options.speedups or _SPEEDUPS
@@ -90,7 +91,7 @@ def _arm(base: Base, rate: float) -> Arm:
 
 def _highest(study: Study) -> float:
     """The highest rate in requests per second (or speed-up) up to which every tried rate meets the SLO. 0: the lowest
-    tried rate misses the SLO.
+    tried rate misses the SLO, or has no result.
     """
     highest = 0.0
     for arm in sorted((arm for arm in study.arms if arm.series), key=place_of):
@@ -138,7 +139,8 @@ CAPACITY = Question(
 
 _APART, _ALONE, _AGGREGATED = "disaggregated", "one request at a time", "aggregated"
 _NUM_NAMED = 3
-"""Number of stages that the answer's text names. The answer's table has all stages."""
+"""Number of stages that the answer's text names, the longest first. The answer's table has columns for further stages.
+"""
 
 
 def _explain_ttft_arms(base: Base) -> list[Arm]:

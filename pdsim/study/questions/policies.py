@@ -201,8 +201,9 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 
 def _priorities_verdict(study: Study) -> Verdict:
-    """Recommends one of the candidates in which enough requests of the class with the highest priority meet the SLO:
-    the one with the largest share of requests of other classes that meet the SLO.
+    """Names one of the candidates in which enough requests of the classes with the highest priority meet the SLO: the
+    one with the largest share of requests of other classes that meet the SLO. If no candidate has enough: names the
+    candidate with the largest share of requests of these first classes.
     """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()

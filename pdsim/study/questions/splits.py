@@ -18,7 +18,8 @@ from pdsim.workload.synthetic import PrefixPool, RandomLengths
 
 def _splits(base: Base) -> list[Arm]:
     """Candidates that use all GPUs with different numbers of prefill and decode servers. If the scenario names no
-    router, each split is tried with several routers. Raises ConfigError if no split is possible.
+    router, each split in which a role has several servers is tried with several routers. Raises ConfigError if no split
+    is possible.
     """
     prefill, decode = base.scenario.pair
     num_gpus = base.scenario.num_role_gpus
@@ -80,7 +81,7 @@ def _pd_or_not_arms(base: Base) -> list[Arm]:
 
 def _other_prompts(study: Study) -> list[Arm]:
     """Candidates that repeat the aggregated cluster and all splits with shorter and with longer prompts. Empty: the
-    workload has no length to vary.
+    workload has no length to vary, or these candidates were made before.
     """
     has_lengths = isinstance(study.base.scenario.workload, RandomLengths | PrefixPool)
     if not has_lengths or any(arm.series for arm in study.arms):
@@ -121,7 +122,7 @@ def _pd_or_not_verdict(study: Study) -> Verdict:
 
 def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
     """Returns two lists of labels: the aggregated and the disaggregated candidates that have a result for prompts of
-    one length. series: this length, as the study's group of results has it.
+    one length. series: this length in tokens, as in Arm.series. Empty: the scenario's own prompts.
     """
     labels = study.labels(series)
     together = [label for label in labels if label.startswith(_AGGREGATED)]
@@ -129,8 +130,8 @@ def _sides(study: Study, series: str) -> tuple[list[str], list[str]]:
 
 
 def _crossover(study: Study) -> list[str]:
-    """A sentence with the better cluster for each prompt length that was tried: aggregated, or prefill and decode
-    apart. Empty: the question tried only one length.
+    """A sentence that compares, for each prompt length that was tried, the best disaggregated candidate with the best
+    aggregated candidate. Empty: the question tried only one length.
     """
     lengths = {series: int(series) for series in dict.fromkeys(arm.series for arm in study.arms) if series}
     if not lengths:
@@ -147,7 +148,8 @@ def _crossover(study: Study) -> list[str]:
 def _better(study: Study, apart: str, together: str, series: str) -> str:
     """Compares in words a disaggregated candidate (label `apart`) with an aggregated candidate (label `together`). If
     only one of the candidates meets the SLO, names this candidate. Otherwise gives the ratio of their goodputs or, if
-    the goodputs are equal, of their latencies. series: the prompt length, with which both labels end.
+    the goodputs are equal and neither candidate is saturated, of their mean latencies. series: the prompt length in
+    tokens that both labels name (Arm.series). Empty: the scenario's own prompts.
     """
     name, goodput = apart.removesuffix(f", {series} in"), study.goodput_ratio(apart, together)
     if study.meets(apart) != study.meets(together):
@@ -179,8 +181,9 @@ _SIZES = (1, 2, 4, 8)
 
 
 def _prefill_split_arms(base: Base) -> list[Arm]:
-    """Candidates with all possible parallel sizes of a prefill server. The scenario's own size comes first. KV that
-    would be sent in slices goes through staging memory if possible.
+    """Candidates that divide the scenario's prefill GPUs into servers of each possible parallel size (tp, pp and cp).
+    The scenario's own size comes first. KV that would be sent in slices goes through staging memory if possible. Raises
+    ConfigError if no size is possible.
     """
     prefill = base.scenario.pair.prefill
     splits = dict.fromkeys(
@@ -216,8 +219,8 @@ def _prefill_split_verdict(study: Study) -> Verdict:
 
 
 def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
-    """For each kind of parallelism other than that of the candidate `best`: the label of its best candidate, and a text
-    on how this candidate's mean TTFT differs from that of `best`.
+    """For each kind of parallelism (see _kind) other than that of the candidate `best`: the label of its best
+    unsaturated candidate, and a text on how this candidate's mean TTFT differs from that of `best`.
     """
     kinds: dict[str, list[str]] = {}
     for label in study.steady(study.labels()):

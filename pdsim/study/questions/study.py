@@ -149,8 +149,9 @@ class Study:
         return next(arm for arm in self.arms if arm.label == label)
 
     def layouts(self, label: str) -> frozenset[object]:
-        """GPUs and parallel sizes of the candidate's servers. If two candidates have equal layouts, their predicted
-        step times have the same relative error. The ratio of their results is then more certain than each result.
+        """GPUs, parallel sizes and all-to-all backends (MoE) of the candidate's servers. If two candidates have equal
+        layouts, their predicted step times have the same relative error. The ratio of their results is then more
+        certain than each result.
         """
         servers = self.trials.scenario(self.arm(label).changes).servers
         return frozenset((one.gpu, one.split, one.dp, one.resolved_ep, one.moe_a2a_backend) for one in servers)
@@ -256,7 +257,8 @@ class Study:
 
     def as_good(self, label: str, other: str) -> bool:
         """True if the candidate `label` is no worse than `other` in a way that matters. Both must meet the SLO, or both
-        miss it. The goodput of `label` may be lower, and its mean latency higher, by at most the share EQUAL.
+        miss it; and both are saturated, or neither is. The goodput of `label` may be lower, and its mean latency
+        higher, by at most the share EQUAL.
         """
         if self.meets(label) != self.meets(other) or len(self.steady([label, other])) == 1:
             return False

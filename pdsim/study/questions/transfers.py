@@ -28,8 +28,8 @@ _LINKS = "links of RDMA's engine"
 
 
 def _transport_arms(_base: Base) -> list[Arm]:
-    """Candidates with each transfer engine on the links of the GPU, followed by candidates with one engine on links of
-    several bandwidths.
+    """Candidates with each transfer engine of _ENGINES on the GPU's own links, followed by candidates with
+    mooncake-rdma on links of several bandwidths.
     """
     keep = {"network.bandwidth": None, "network.transfer_latency": None, "network.descriptor_latency": None}
     engines = [Arm(name, {**keep, "network.transport": name}) for name in _ENGINES]
@@ -84,8 +84,8 @@ _GROUPS = (2, 4)
 
 
 def _overlap_arms(base: Base) -> list[Arm]:
-    """Candidates that send KV after the whole prompt, after each chunk, or after groups of layers. Layer groups need
-    equal TP sizes of prefill and decode, or latent KV.
+    """Candidates that send KV after the whole prompt, after each chunk, or after groups of layers. Layer groups are
+    tried only if prefill and decode have equal TP sizes, and prefill has neither pipeline nor context parallelism.
     """
     scenario = base.scenario
     prefill, decode = layout_of(scenario, "prefill"), layout_of(scenario, "decode")
@@ -121,7 +121,8 @@ def _overlap_verdict(study: Study) -> Verdict:
 
 def _chunks_alone(study: Study, best: str) -> list[str]:
     """A sentence that compares the mean TTFT of sending KV chunk by chunk with that of sending whole prompts. Empty:
-    chunk by chunk is the recommended candidate, or is saturated. best: name of the recommended candidate.
+    chunk by chunk is the recommended candidate, is saturated, or has no result. best: label of the recommended
+    candidate.
     """
     if best == _CHUNKS or _CHUNKS not in study.steady(study.labels()):
         return []
@@ -141,8 +142,8 @@ OVERLAP = Question(
 
 _PAGES = (1, 16, 32, 64, 128, 256)
 _LITTLE_OF_FORWARD = 0.05
-"""Larger pages are not recommended if small pages make a transfer longer by less than this share of the time of a
-prompt's forward.
+"""The smallest page size is recommended whose transfer takes longer than with the largest pages by at most this share
+of the mean time in which prefill computes a prompt.
 """
 
 
@@ -164,8 +165,8 @@ def _page_and_descriptors_arms(_base: Base) -> list[Arm]:
 
 
 def _page_and_descriptors_verdict(study: Study) -> Verdict:
-    """Recommends the smallest page size with which transfers are fast enough when a prompt's pages are scattered in
-    memory. Pages are scattered on a real server, because it runs longer than the simulated run.
+    """Recommends the smallest page size with which transfers of scattered pages are fast enough (_LITTLE_OF_FORWARD).
+    Pages are scattered on a real server, because it runs longer than the simulated run.
     """
     prompt = study.mean_prompt_tokens
     torn = {label: _torn_transfer(study.base.scenario, int(label), prompt) for label in study.labels()}
@@ -249,8 +250,9 @@ def _ring(mib: int) -> str:
 
 
 def _unequal(scenario: Scenario) -> Changes:
-    """Changes after which prefill and decode have different TP sizes: half as many prefill servers, with twice the GPUs
-    each. Empty: the scenario's TP sizes differ already.
+    """Changes after which prefill and decode have different TP sizes: half as many prefill servers (at least one), with
+    twice the TP size. Empty: the scenario's TP sizes differ already. Raises ConfigError if TP sizes are equal and the
+    model has latent KV, which needs no staging.
     """
     prefill = scenario.pair.prefill
     if layout_of(scenario, "prefill").tp != layout_of(scenario, "decode").tp:
@@ -285,8 +287,9 @@ def _beside(study: Study, label: str, other: str) -> str:
 
 
 def _trap(study: Study, enough: str) -> list[str]:
-    """Says whether SGLang's default prefill buffer is too small to stage the KV of a mean prompt, and which share of
-    the KV is then sent as slices. enough: label of the candidate with the smallest sufficient staging ring.
+    """Says whether SGLang's default prefill buffer is too small: if at least the share EQUAL of the KV is sent as
+    slices although it is staged, says this share. If the candidate with this buffer, or the one that sends slices, has
+    no result: says only how large the KV is. enough: label of the candidate with the smallest sufficient staging ring.
     """
     megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
     text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
@@ -302,8 +305,8 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Size in bytes of the largest staging cell of a prompt of num_tokens tokens: the KV that one forward computes, as
-    one prefill rank sends it to one decode rank.
+    """Size in bytes of the KV of a prompt's part that one forward computes (at most a chunk), as one prefill rank sends
+    it to one decode rank. num_tokens: number of tokens of the prompt.
     """
     wire = wire_of(scenario)
     chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens

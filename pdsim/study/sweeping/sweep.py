@@ -56,11 +56,14 @@ def sweep(
         changes: Changes of the base scenario, as "dotted.path=value".
         jobs: Number of processes of the pool; None: one for each CPU.
         engine: Where to simulate: pool (processes), here (this process), ray or ray:ADDRESS.
-        ranges: Number of best points to simulate also with the fastest and the slowest step times of their range.
+        ranges: Number of best points of each SLO (without SLOs: by requests per second and GPU) to simulate also with
+            the fastest and the slowest step times of their range, and with slightly faster and slower messages if the
+            load is a recorded trace.
         progress: Called after each run.
 
-    Raises ConfigError before the first run if file, fields or values are wrong. A point whose cluster is impossible, or
-    whose run fails, gets an error, and the sweep continues. After an interruption the folder has all finished runs.
+    Raises ConfigError before the first run if file, fields or values are wrong; wrong values that a search chooses are
+    found during the search. A point whose cluster is impossible, or whose run fails, gets an error, and the sweep
+    continues. After an interruption the folder has all finished runs.
 
     """
     path = Path(path)
@@ -110,8 +113,9 @@ _REPEATS = [f"repeat_{i + 1}" for i in range(len(JITTERS))]
 
 
 def _repetitions(planner: Planner, point: Point) -> list[Point]:
-    """Copies of the point with slightly faster and slower messages, which show the effect of chance on a recorded
-    trace. Empty list: the load is no recorded trace. Further seeds then show the effect of chance.
+    """Copies of the point with slightly faster and slower messages, which show the effect of chance on a trace that is
+    sent at its recorded times. Empty list: the load is no such trace, so that further seeds show the effect of chance;
+    or the point has several seeds.
     """
     scenario = planner.scenario(point)
     if len(point.tasks) > 1 or not is_sample(scenario):
@@ -218,8 +222,9 @@ def _changes(trial: Any, settings: SearchSettings) -> Changes:
 
 
 def _objective(point: PointResult, settings: SearchSettings, slo: str) -> float:
-    """The value that the search maximises: goodput, or requests per second and GPU (settings.maximise). If the search
-    maximises requests, a point that misses the SLO is worth less than every point that meets the SLO.
+    """The value that the search maximises: goodput (requests within the SLO) or requests, per second and GPU
+    (settings.maximise). If the search maximises requests, a point that misses the SLO is worth less than every point
+    that meets the SLO. slo: name of the SLO.
     """
     if settings.maximise == "goodput":
         return point.goodput_per_gpu(slo).mean

@@ -19,8 +19,8 @@ from pdsim.study.verdict.slo import Slo
 from pdsim.workload.request_spec import Streams
 
 NUM_RANGES = 3
-"""Number of best points that a sweep also simulates with the fastest and with the slowest step times. Each of these
-points takes two more runs.
+"""Default number of best points of each SLO that a sweep also simulates with the fastest and with the slowest step
+times. Each of these points takes two more runs per seed.
 """
 _KEYS = ("from", "to", "count", "step", "scale")
 _SCALES = ("linear", "log")
@@ -29,8 +29,9 @@ _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to `last`, both included, in base units. A grid takes `count` numbers, or steps of `step`.
-    is_whole: only whole numbers. is_log: numbers lie evenly on a logarithmic scale.
+    """Numbers from `first` to `last`, both included, in base units. A grid takes `count` numbers from first to last, or
+    goes in steps of `step` from first up to at most last. is_whole: only whole numbers. is_log: numbers lie evenly on a
+    logarithmic scale.
     """
 
     first: float
@@ -40,10 +41,11 @@ class Range:
     is_whole: bool
     is_log: bool
     count: int | None
-    """Number of values in a grid. None: the values follow from `step`. A range with neither cannot be used in a grid.
+    """Number of values in a grid; fewer if rounding makes values equal. None: the values follow from `step`. A range
+    with neither cannot be used in a grid.
     """
     step: float | None
-    """Difference of two neighbouring values in a grid, in base units. None: `count` decides."""
+    """Difference of two neighbouring values in a grid, in base units. None: `count` decides, if given."""
 
     def at(self, share: float) -> Any:
         """The value at a share of the range, 0 (first) to 1 (last): a number, or a text with number and unit."""
@@ -143,7 +145,7 @@ def _count(given: Any) -> int | None:
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
     """Reads a number with or without a unit. Returns the number in base units, and its kind of quantity; None: a plain
-    number.
+    number. Raises ValueError if `given` is no number or has an unknown unit.
     """
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None
@@ -183,8 +185,9 @@ def fields_of(key: str) -> list[str]:
 
 
 def _check_fields(fields: dict[str, Values]) -> dict[str, Values]:
-    """Checks the fields of a sweep's design and their values. If a key names several fields that change together, each
-    of its values must be a list with one value per field. Raises ValueError.
+    """Checks the fields of a sweep's design and returns them unchanged. Raises ValueError if there are no fields, a
+    field is `seed` or is given twice, or a key names several fields that change together and one of its values is no
+    list with one value per field.
     """
     if not fields:
         raise ValueError("no fields: give it some, such as {page_size: [1, 16, 64]}, or leave it out")
@@ -318,7 +321,9 @@ class SweepFile(Section):
         return self
 
     def searched_slo(self, search: SearchSettings) -> str:
-        """Name of the SLO that a search uses: the one that the search names, or the file's only SLO."""
+        """Name of the SLO that a search uses: the one that the search names, or the file's only SLO. Raises ValueError
+        if the search names none and the file has not exactly one, or if the file lacks the named SLO.
+        """
         if search.slo is None and len(self.slos) == 1:
             return next(iter(self.slos))
         known = ", ".join(self.slos) or "none; give it some, as in slos: {chat: ttft p99 < 2 s}"
@@ -344,8 +349,8 @@ def sweep_schema() -> dict[str, Any]:
 
 
 def designed_points(file: SweepFile) -> list[Changes]:
-    """Points of all designs except the search, in the order of the file. Raises ConfigError if a design needs a package
-    that is missing.
+    """Points of all designs except the search, in the order grid, points, random, sobol. Raises ConfigError if a design
+    needs a package that is missing.
     """
     made: list[Changes] = [*_grid(file.grid or {}), *map(dict, file.points or ())]
     if file.random is not None:

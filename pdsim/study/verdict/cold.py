@@ -15,8 +15,8 @@ experiments/sglang-h200 stalled for 41 ms and more.
 _FEWEST_LATER = 8
 """Minimum number of requests after the first ones. With fewer requests, the usual delay of warm servers is unknown."""
 _USUAL = 0.9
-"""Share of the later requests. The first requests count as cold only if their median delay is greater than the delay of
-at least this share of the later requests.
+"""A quantile. The first requests count as cold only if their median delay is greater than this quantile of the delays
+of the later requests.
 """
 
 
@@ -27,18 +27,20 @@ class ColdWave:
     """
 
     num_requests: int
-    """Number of requests that were sent before any request had ended."""
+    """Number of requests that were sent before any request had ended. Counts only requests that finished with the same
+    numbers of tokens in the simulation.
+    """
     late_ns: int
-    """How much later in ns the first requests ended, by median delay, than requests that were sent after the first end.
-    A stalled decode server delays the first token of some requests and later tokens of others, so TTFT and TPOT are not
-    told apart.
+    """Median delay in ns of the requests that were sent before any had ended, minus the median delay of all later
+    requests. Delay: measured minus simulated time from sending a request to its end. A stalled decode server delays
+    the first token of some requests and later tokens of others, so TTFT and TPOT are not told apart.
     """
 
 
 def cold_wave(measured: Records, predicted: Records) -> ColdWave | None:
     """Finds the first requests of a measured run, and by how much cold servers delayed them, compared with the
-    prediction. None: the first requests were not later than the following ones, there are too few following requests,
-    or the two runs have different requests.
+    prediction. None: the first requests were not clearly later (LEAST_NS, _USUAL) than the following ones, there are
+    too few following requests, or the two runs have different requests.
     """
     theirs = {one.request_id: one for one in predicted.requests if one.outcome == "finished"}
     pairs = [(one, theirs[one.request_id]) for one in measured.requests if _is_alike(one, theirs)]

@@ -19,7 +19,7 @@ class Confidence(NamedTuple):
     word: str
     """high, medium or low."""
     reason: str
-    """A sentence that says why the confidence is high, medium or low."""
+    """One or more sentences that say why the confidence is high, medium or low."""
 
 
 def confidence(
@@ -35,9 +35,10 @@ def confidence(
 
     subject: name of the cluster in the text. runs: outcomes of the cluster's run, and of repetitions with slightly
     faster and slower messages, in this order. ends: outcomes with the fastest and slowest step times, by "fastest" and
-    "slowest"; empty if step times were measured on a server. foreign_setup: differences between the cluster's servers
-    and the measured server, as texts. is_measured: step times were measured on a server. instead: sentence that
-    recommends another choice; it ends the reason if the verdict differs at an end of the range.
+    "slowest"; empty if step times were measured on a server, or the range was not simulated. foreign_setup: differences
+    between the cluster's servers and the measured server, as texts. is_measured: step times were measured on a server.
+    instead: sentence that recommends another choice; the reason ends with this sentence if the verdict differs at an
+    end of the range.
     """
     meets = runs[0].meets
     if any(one.meets != meets for one in runs):
@@ -57,7 +58,8 @@ def confidence(
 
 def confidence_in_numbers(scenario: Scenario, *, has_range: bool = True) -> Confidence:
     """Confidence in the numbers of a run for which the user gave no SLO. has_range: True: the scenario was also
-    simulated with the fastest and the slowest step times that measured kernels allow.
+    simulated with the fastest and the slowest step times that measured kernels allow. Step times that were measured on
+    a server need no range.
     """
     if scenario.foreign_setup:
         return _of_setup(scenario.foreign_setup)
@@ -91,8 +93,9 @@ def limit_rows(readings: Sequence[Reading], ends: Sequence[Sequence[Reading]]) -
 
 
 def by_chance(runs: Sequence[Outcome]) -> str:
-    """A sentence on chance: for each number that the SLO limits, the smallest and largest value over runs of one
-    cluster with slightly faster or slower messages, and how many of these runs meet the SLO. runs: the runs' outcomes.
+    """A sentence on chance: for each number that the SLO limits, the smallest and largest value over the runs of one
+    cluster, and how many of these runs meet the SLO. runs: outcomes of the cluster's run, and of its repetitions with
+    slightly faster and slower messages.
     """
     names = [one.name for one in runs[0].readings]
     bands = [f"{name} is {band}" for name, band in zip(names, by_chance_each(runs), strict=False)]
@@ -101,14 +104,16 @@ def by_chance(runs: Sequence[Outcome]) -> str:
 
 
 def by_chance_each(runs: Sequence[Outcome]) -> list[str]:
-    """For each number that the SLO limits: a text with the smallest and largest value over the runs."""
+    """For each number that the SLO limits: a text with the smallest and largest value over the runs. Empty: one of the
+    runs failed or ended early.
+    """
     same = zip(*(one.readings for one in runs), strict=False)
     return [range_of(sorted(readings, key=lambda one: one.value)) for readings in same]
 
 
 def range_of(ranked: Sequence[Reading]) -> str:
-    """Text from the first to the last of the readings, which are sorted by value: "1.2 to 1.4 s". If the first and the
-    last have the same text, this text alone.
+    """Text from the first to the last of the readings, such as "1.20 s to 1.40 s". Keeps the order of `ranked`. If
+    the first and the last have the same text, this text alone.
     """
     first, last = (one.value_text for one in (ranked[0], ranked[-1]))
     return first if first == last else f"{first} to {last}"
@@ -121,7 +126,7 @@ class Examined(NamedTuple):
     """Outcome of the run itself."""
     ends: Mapping[str, Outcome]
     """Outcomes with the fastest and slowest step times, by "fastest" and "slowest". Empty: step times were measured on
-    a server, or the user wants no range.
+    a server, the user wants no range, or the user interrupted the run.
     """
     repeated: Sequence[Outcome]
     """Outcomes with slightly faster and slower messages. Empty: no number is near its limit, or the user interrupted

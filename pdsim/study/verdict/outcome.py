@@ -21,18 +21,22 @@ because chance can change a p99 by a quarter.
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cluster does under an SLO, over all its seeds."""
+    """How a cluster does under an SLO, over its runs. Each run has another seed."""
 
     meets: bool
-    """True if the cluster meets the SLO with all seeds."""
+    """True: each run went on to its end and is not saturated, and the mean over the runs of each number that the SLO
+    limits keeps its limit.
+    """
     reason: str
     """Says why the cluster misses the SLO. Empty: it meets the SLO."""
     num_ended: int
-    """Number of requests that had ended when the verdict was certain."""
+    """Number of requests that had ended when the verdict was certain, summed over the runs."""
     judgement: Judgement | None = field(default=None, kw_only=True)
     """The values of the numbers that the SLO limits. None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
-    """For each class of requests, by its name: how many of them meet the SLO."""
+    """For each class of requests, by its name: how many of them meet the SLO. Empty: requests have no classes, or a run
+    stopped early or failed.
+    """
 
     @property
     def attained(self) -> Attainment | None:
@@ -41,7 +45,8 @@ class Outcome:
     @property
     def readings(self) -> list[Reading]:
         """The numbers that the SLO limits, with their values and limits. A term that asks for a share, such as "ttft <
-        2 s for 90 %", gives two numbers: TTFT p90, then the share of requests.
+        2 s and tpot < 50 ms for 90 %", gives each metric at the percentile of the share (TTFT p90, TPOT p90), then the
+        share of requests. Empty: the run stopped early or failed.
         """
         return [] if self.judgement is None else self.judgement.listed
 
@@ -54,8 +59,8 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The largest quotient of a limited number and its limit, over all terms of the SLO. Infinite: the run stopped
-        early or failed.
+        """The largest quotient of a value and its limit (`ratios`) over all terms of the SLO. Infinite: the run stopped
+        early or failed, or too many requests failed.
         """
         return max(self.ratios.values(), default=inf)
 
@@ -73,14 +78,18 @@ class Outcome:
 
     @property
     def lack(self) -> str:
-        """Lists the missed terms with their values. If no values are known: gives the reason."""
+        """Lists the missed terms with their values. If no values are known, or the cluster is saturated: gives the
+        reason.
+        """
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why
         return " and ".join(self.judgement.lacks)
 
     @property
     def shortfall(self) -> str:
-        """Describes in a few words the limit of the SLO that is missed most, or the reason if values are missing."""
+        """Describes in a few words the limit of the SLO that is missed most. If no values are known, or the cluster is
+        saturated: gives the reason. Empty: the cluster meets the SLO.
+        """
         judged = self.judgement
         if judged is None or self.reason == SATURATED or not judged.missed:
             return self.reason
@@ -131,7 +140,7 @@ def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, 
 
 def cannot_take_load(client: Client, requests: Sequence[RequestRecord]) -> bool:
     """True if the cluster is saturated: more and more requests wait under generated arrivals. Always False for clients
-    that send at a trace's recorded times, or in a closed loop.
+    that send at a trace's recorded times, all at once, or in a closed loop.
     """
     return isinstance(client, OpenLoop) and client.arrivals is not None and is_saturated(requests)
 

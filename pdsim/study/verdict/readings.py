@@ -227,7 +227,7 @@ def attainment_of(num_kept: int, num_sent: int, duration_s: float) -> Attainment
 
 
 def mean_attainment(runs: Sequence[Attainment]) -> Attainment:
-    """The mean over several runs of one cluster."""
+    """The mean share and goodput over several runs of one cluster. num_requests: the sum over the runs."""
     return Attainment(
         sum(one.num_requests for one in runs),
         fmean(one.share for one in runs),

@@ -118,8 +118,8 @@ class Term:
         return self.request_class in ("", request_class)
 
     def is_about(self, num_output_tokens: int) -> bool:
-        """True if the limit applies to a request with num_output_tokens output tokens. A request with one output token
-        has no TPOT and no ITL.
+        """False if the term limits a percentile of TPOT or ITL, and the request has one output token (no gaps). A term
+        that asks for a share applies to all requests.
         """
         return num_output_tokens > 1 or not self._is_of_gaps
 
@@ -216,13 +216,13 @@ def _time_ms(metric: str, request: RequestRecord) -> float:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The numbers that an SLO limits, over the runs of one cluster. readings: by term. attained: within all limits."""
+    """The means of the numbers that an SLO limits, over one cluster's runs. attained: requests within all limits."""
 
     readings: Mapping[Term, Reading]
     ratios: Mapping[Term, float]
     """For each term of the SLO: the value divided by its limit."""
     details: tuple[Reading, ...]
-    """For each share of requests that the SLO asks for: its metrics, each at the percentile of the share."""
+    """For each term on a share of requests, in order: its metrics, each at the percentile that equals the share."""
     attained: Attainment
 
     @property
@@ -250,8 +250,8 @@ class Judgement:
 
     @property
     def worst_percentile(self) -> Term:
-        """The term that is missed most, as one percentile limit. From a term such as "ttft < 2 s and tpot < 50 ms for
-        90 %", the p90 limit of that metric is taken which is furthest above its limit.
+        """The term `worst` as one percentile limit. From a term such as "ttft < 2 s and tpot < 50 ms for 90 %", takes
+        the p90 limit of the metric whose value is furthest above its limit, or nearest below.
         """
         worst = self.worst
         if not worst.is_share:

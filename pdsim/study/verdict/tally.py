@@ -9,8 +9,8 @@ from pdsim.workload.request_spec import RequestSpec, classes_of
 
 
 class MissedError(Exception):
-    """Raised as soon as it is certain that a run misses its SLO. term: the missed term of the SLO. num_ended: number of
-    requests that had ended by then.
+    """Raised as soon as it is certain that a run misses its SLO. term: the missed term, which the message names.
+    num_ended: number of requests that had finished or failed by then, including warm-up requests.
     """
 
     def __init__(self, term: Term, num_ended: int) -> None:

@@ -1,5 +1,5 @@
-"""Reads a checkpoint's config.json for details of a model that only real mode needs. They become the section `llama` of
-the model's file in the catalog.
+"""Reads a checkpoint's config.json for details of a model that real mode needs. They become the section `llama` of the
+model's file in the catalog.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,17 @@ _RUNNABLE = {
     "deepseek_v3": False,
     "kimi_k2": False,
 }
-"""Model families that real mode can run. True: the family normalises query and key heads."""
+"""Model families, by model_type, for which architecture_of makes the section `llama`. True: the family normalises query
+and key heads.
+"""
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 _YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 
 
 def architecture_of(config: Config, layers: list[Layer], experts: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes the section `llama` of a model's catalog entry, or an empty section if real mode cannot run the model.
-    layers: the model's layers in order. experts: the section `experts` of the same entry; empty: the model has no
-    experts.
+    """Makes the section `llama` of a model's catalog entry. Empty: real mode cannot run the model, or config.json lacks
+    a number that real mode needs. layers: the model's layers in order. experts: the section `experts` of the same
+    entry; empty: the model has no experts.
     """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))

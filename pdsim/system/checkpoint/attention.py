@@ -119,8 +119,8 @@ def state_of(config: Config, layers: list[Layer]) -> dict[str, Any]:
 
 def _state_chunk(config: Config) -> int | None:
     """Number of tokens in a chunk of a linear-attention kernel, which writes the request's state at the end of each
-    chunk. None: the config does not say. Only with Nemotron-H, the field chunk_size has this number; SGLang reads the
-    field for no other model (0.5.23, configs/nemotron_h.py:224).
+    chunk. None: the config does not say. The field mamba_chunk_size has this number. Without it, Nemotron-H's field
+    chunk_size does; SGLang reads chunk_size for no other model (0.5.23, configs/nemotron_h.py:224).
     """
     names = ["mamba_chunk_size", *(["chunk_size"] if config.family == "nemotron_h" else [])]
     found = [name for name in names if config.get(name) is not None]

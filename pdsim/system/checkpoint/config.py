@@ -74,8 +74,8 @@ class Config:
     """The fields of the text model in a config.json."""
 
     def __init__(self, fields: Any) -> None:
-        """fields: content of config.json. Raises EntryError if it is no mapping, or if pdsim does not model the layers
-        of this family.
+        """fields: content of config.json. Raises EntryError if `fields` is no mapping, if model_type is no text, or if
+        pdsim does not model the layers of this model.
         """
         if not isinstance(fields, Mapping):
             raise EntryError(f"expected a mapping of fields, found {fields!r}")
@@ -101,8 +101,9 @@ class Config:
 
     def count(self, *names: str, default: int | None = None) -> int:
         """Value of the first of the given fields that the file has. A name that is a key of NAMES stands for several
-        fields. default: value if the file has none of the fields; None: raises EntryError. Also raises EntryError
-        unless the value is a whole number from 0 on.
+        fields. A list of equal numbers (one per layer) counts as one of them. default: value if neither the file nor
+        DEFAULTS has one of the fields; None: raises EntryError. Also raises EntryError unless the value is a whole
+        number from 0 on.
         """
         fields = [field for name in names for field in NAMES.get(name, (name,))]
         for field in fields:

@@ -28,7 +28,8 @@ models/qwen3_omni_moe.py:223)."""
 
 def encoder_of(config: Config) -> dict[str, Any]:
     """The image encoder of a model, as fields of VisionEncoder. Empty: the model has no image encoder, or
-    `vision_config` lacks a size that pdsim needs, as for encoders that do not merge patches in Qwen's way.
+    `vision_config` lacks a size that pdsim needs, as for encoders that do not merge patches in Qwen's way. Raises
+    EntryError unless each size is a whole number from 1 on.
     """
     vision = config.get("vision_config")
     if not isinstance(vision, Mapping):
@@ -49,8 +50,9 @@ def encoder_of(config: Config) -> dict[str, Any]:
 
 
 def audio_encoder_of(config: Config) -> dict[str, Any]:
-    """The audio encoder of a model, as fields of AudioEncoder. Empty: the model has none, or its encoder is not one of
-    Qwen2-Audio, Qwen3-ASR or Qwen3-Omni.
+    """The audio encoder of a model, as fields of AudioEncoder. Empty: the model has none, `audio_config` lacks a size
+    that pdsim needs, or the encoder is not one of Qwen2-Audio, Qwen3-ASR or Qwen3-Omni. Raises EntryError unless each
+    size is a whole number from 1 on.
     """
     audio = config.get("audio_config")
     if not isinstance(audio, Mapping):

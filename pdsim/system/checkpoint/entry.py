@@ -135,9 +135,10 @@ class _Types:
         self._describe(quantized, len(layers), [*modules, *names])
 
     def _count_in_bf16(self, num_params: Mapping[Dtype, int]) -> None:
-        """Sets in_bf16, and adds notes on further types. An entry has one type besides bf16, but a checkpoint can have
-        several. The number of bf16 parameters is therefore chosen so that the entry's weights have as many bytes as the
-        checkpoint's. num_params: number of the checkpoint's parameters by data type, without routed experts.
+        """Sets in_bf16, and adds notes on further types. Apart from routed experts, an entry has one type besides bf16,
+        but a checkpoint can have several. The number of bf16 parameters is therefore chosen so that the entry's weights
+        have as many bytes as the checkpoint's. num_params: number of the checkpoint's parameters by data type, without
+        routed experts.
         """
         own = DTYPE_BYTES[self.shared]
         if self.shared != "bf16":
@@ -177,7 +178,9 @@ _BYTES_OF_GROUPS: Mapping[Dtype, tuple[float, float]] = {"fp4": (0.5, 1), "int4"
 
 
 def _of_groups(dtype: Dtype, group_size: int) -> list[str]:
-    """Returns a note if the checkpoint's quantization groups differ in size from those assumed in DTYPE_BYTES."""
+    """Returns a note if, with groups of group_size weights, the bytes per weight differ from those of DTYPE_BYTES by
+    at least 2 %. group_size: number of weights that share a scale; 0: unknown, so no note.
+    """
     if not group_size or dtype not in _BYTES_OF_GROUPS:
         return []
     own, of_group = _BYTES_OF_GROUPS[dtype]
@@ -201,7 +204,8 @@ def _narrow_of(num_params: Mapping[Dtype, int]) -> Dtype:
 
 
 _SOME = 0.1
-"""A type counts as the model's type if at least this share of all parameters has it."""
+"""If the share of parameters narrower than bf16 is less than this number, the type of the weights is bf16. Routed
+experts are not counted."""
 _APART = (
     "visual",
     "vision",
@@ -221,12 +225,13 @@ _APART = (
     "eh_proj",
 )
 _FEW = 0.01
-"""Largest share of a model's parameters for which no note is written."""
+"""Largest share of parameters with a further data type for which no note is written. Routed experts are not counted."""
 
 
 def _is_apart(module: str) -> bool:
-    """True if the module is not counted among the entry's parameters. These are encoders, norms, biases, and layers
-    that predict further tokens. module: the module's name in the checkpoint, by which the function decides.
+    """True if a module that modules.py does not name needs no note about its data type, because the entry counts no
+    such module or because the module is small: encoders, norms, biases, convolutions, gates of shared experts, and
+    layers that predict further tokens. module: the module's name in the checkpoint, by which the function decides.
     """
     return any(word in module for word in _APART)
 
@@ -267,8 +272,8 @@ def stored_bytes(index: Any) -> float | None:
 
 
 _NEAR = 0.1
-"""Largest accepted difference between the counted and the stored bytes of a checkpoint, as a share. Norms, scales and
-encoders, which are not counted, explain smaller differences.
+"""Largest accepted difference between the counted and the stored bytes, as a share of the stored bytes. Norms, scales
+and encoders, which are not counted, explain smaller differences.
 """
 
 

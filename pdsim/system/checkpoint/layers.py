@@ -23,8 +23,8 @@ class Layer:
     has_indexer: bool = True
     """False: the layer reuses the tokens that an earlier layer's indexer chose."""
     feed_factor: float | None = None
-    """Inner width of the layer's MLP divided by hidden_size, for models from architecture search. None: the MLP has
-    intermediate_size."""
+    """ffn_mult of the layer in config.json, for models from architecture search. The inner width of the layer's MLP is
+    about 2/3 * feed_factor * hidden_size. None: the MLP has intermediate_size."""
 
 
 def layers_of(config: Config) -> list[Layer]:
@@ -43,7 +43,7 @@ def layers_of(config: Config) -> list[Layer]:
 
 def _ratios(config: Config) -> list[int]:
     """Returns, for each layer, the number of tokens for which it stores one latent. 0: the layer compresses no tokens,
-    and attends only to a window.
+    and attends only to a window. 1: the model has no compressed attention.
     """
     if (ratios := config.flags("compress_ratios")) is not None:
         return ratios
@@ -74,7 +74,7 @@ _BLOCKS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attent
 
 def _single_blocks(config: Config) -> list[Layer]:
     """Returns the layers of a model like Nemotron-H, in which each layer either mixes tokens (attention or Mamba) or is
-    an MLP. Empty for other models.
+    an MLP. Empty for other models. Raises EntryError for unknown kinds of layers, or if their number is not num_layers.
     """
     pattern = config.get("hybrid_override_pattern")
     if pattern is None:
@@ -110,7 +110,7 @@ _MIXERS: dict[str, Mixer] = {
     **dict.fromkeys(("linear_attention", "mamba", "mamba2", "kda", "gated_delta_net"), "state"),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), "compressed"),
 }
-"""Mixer for each name that layer_types may contain."""
+"""Mixer for each name that layer_types or layers_block_type may contain."""
 
 
 def _mixers(config: Config) -> list[Mixer]:
@@ -152,7 +152,7 @@ def _without_windows(config: Config, mixers: list[Mixer]) -> list[Mixer]:
 
 def _attention_mixers(config: Config, num_layers: int) -> list[Mixer]:
     """How each layer mixes tokens: by attention to all tokens ("full") or to a window. Used for models whose layers all
-    have attention, and whose config does not list the layers.
+    have attention, and whose config has no layer_types.
     """
     if not window_of(config):
         return ["full"] * num_layers

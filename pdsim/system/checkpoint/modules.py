@@ -9,8 +9,9 @@ from pdsim.system.checkpoint.layers import Layer
 
 
 def modules_of(config: Config, layers: list[Layer]) -> Iterator[tuple[str, int]]:
-    """Yields name and number of parameters of each linear module, except routed experts, embeddings and output
-    projection.
+    """Yields name and number of parameters of each linear module, except routed experts, embeddings of the vocabulary
+    and output projection. Convolutions of linear attention, and the embeddings per layer of Gemma's small models, are
+    included.
     """
     is_single = has_single_blocks(layers)
     for index, layer in enumerate(layers):
@@ -72,8 +73,8 @@ def _grouped(config: Config, layer: Layer) -> Iterator[tuple[str, int]]:
 
 
 def grouped_sizes(config: Config, mixer: str) -> tuple[int, int, int]:
-    """Returns (number of KV heads, width of a key head, width of a value head) of layers with this mixer: "full", or
-    "window" for a sliding window.
+    """Returns (number of KV heads, width of a key head, width of a value head) of layers with this mixer: "full",
+    "window" for a sliding window, or "shared" for layers that use an earlier layer's KV.
     """
     kv_heads, dim = config.kv_heads, config.head_dim
     if (blocks := config.get("block_configs")) is not None and config.get("num_key_value_heads") is None:
@@ -233,8 +234,8 @@ def _searched_width(hidden: int, factor: float) -> int:
 
 
 def expert_size(config: Config) -> int:
-    """Inner width of one routed expert: moe_intermediate_size, or intermediate_size if config.json has no width of its
-    own for experts.
+    """Inner width of one routed expert: moe_intermediate_size, or the same field by another name (NAMES). If
+    config.json has no width of its own for experts: intermediate_size.
     """
     return config.count("expert_size", "intermediate_size")
 

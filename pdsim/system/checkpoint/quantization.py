@@ -40,15 +40,16 @@ class Quantization:
     """Data types of a checkpoint's weights and KV."""
 
     dtype: Dtype | None
-    """Type of linear modules that no pattern in the fields `left` and `named` covers. None: bf16."""
+    """Type of linear modules that no name or pattern in the fields `left` and `named` covers. None: bf16."""
     left: tuple[str, ...] = ()
     """Modules that stay in bf16: names, glob patterns or regular expressions (re:...)."""
     named: Mapping[str, Dtype] | None = None
     """Types of single modules, by name or pattern."""
     kv: str | None = None
-    """Type of KV in the checkpoint, by ModelOpt's name. None: the checkpoint names no type."""
+    """Type of KV in the checkpoint: a name such as FP8, or the text of a kv_cache_scheme that is not 8-bit float. None:
+    the checkpoint names no type."""
     in_blocks: bool = False
-    """True: each scale is for a block of rows and columns of weights."""
+    """True: each scale is for a block of rows and columns of weights, and no module has a type of its own."""
     group_size: int = 0
     """Number of weights that share a scale. 0: unknown."""
 
@@ -89,8 +90,8 @@ class Quantization:
 
 def covers(pattern: str, module: str) -> bool:
     """True if a pattern of a quantisation config covers a module: a regular expression after "re:", or a wildcard
-    pattern of the module's name, of a part of the name, or of a module around it (SGLang 0.5.23, modelopt_quant.py,
-    is_layer_excluded).
+    pattern of the module's name, of a part of the name between dots, or of the name of a module around it (SGLang
+    0.5.23, modelopt_quant.py, is_layer_excluded).
     """
     if pattern.startswith("re:"):
         expression = pattern.removeprefix("re:")
@@ -130,8 +131,8 @@ def quantization_of(in_config: Any, beside: Any, expert_dtype: Any = None) -> Qu
     """Reads the data types of a quantised checkpoint. None: no module is quantised.
 
     in_config: config.json's quantization_config. beside: content of ModelOpt's file next to config.json, which is read
-    if in_config is empty. expert_dtype: config.json's field of this name (DeepSeek V4). Raises EntryError if a catalog
-    entry has no way to express these types.
+    if in_config is empty. expert_dtype: config.json's field of this name (DeepSeek V4). Raises EntryError if the
+    section is wrong, or names types that catalog entries do not have.
     """
     where, given = "quantization_config", in_config
     if not given and beside is not None:
@@ -158,8 +159,9 @@ def _group_size(given: Mapping[str, Any]) -> int:
 
 
 def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
-    """Returns (type of all modules without a type of their own, types of single modules by name or pattern). given: the
-    fields of a quantisation section. where: name of the section in messages. Raises EntryError for unknown types.
+    """Returns (type of all modules without a type of their own, types of single modules by name or pattern). The first
+    is None if the section names no such type: bf16. given: the fields of a quantisation section. where: name of the
+    section in messages. Raises EntryError for unknown types.
     """
     method = given.get("quant_method")
     if method == "compressed-tensors" or (
@@ -190,8 +192,8 @@ def _types(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str
 
 def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict[str, Dtype]]:
     """Reads the config_groups of compressed-tensors. Each group has one type and targets: names of modules, patterns,
-    or Linear for all modules. Returns (type of Linear, types by target). where: name of the section in messages. Raises
-    EntryError for unknown types, and if there is no group.
+    or Linear for all modules. Returns (type of Linear, types by other targets). The type of Linear is None if no group
+    has it. where: name of the section in messages. Raises EntryError for unknown types, and if there is no group.
     """
     default: Dtype | None = None
     named: dict[str, Dtype] = {}
@@ -211,8 +213,9 @@ def _of_groups(given: Mapping[str, Any], where: str) -> tuple[Dtype | None, dict
 
 
 def _listed_types(given: Mapping[str, Any], where: str) -> dict[str, Dtype]:
-    """Returns the types of single modules, by name, from ModelOpt's list `quantized_layers`. given: the quantisation
-    section. where: name of the section in messages. Raises EntryError if the list is wrong.
+    """Returns the types of single modules, by name, from ModelOpt's mapping `quantized_layers`. given: the quantisation
+    section. where: name of the section in messages. Raises EntryError if the mapping is missing or names an unknown
+    type.
     """
     layers = given.get("quantized_layers")
     if not isinstance(layers, Mapping):
@@ -253,8 +256,8 @@ def _left(given: Mapping[str, Any], where: str) -> Sequence[str]:
 
 def _kv(given: Mapping[str, Any], where: str) -> str | None:
     """Returns the type of KV that the quantisation section `given` names. If the section gives the bits of KV instead
-    of a name: FP8 for 8-bit floats, else the text of the description. None: the section says nothing. where: name of
-    the section in messages. Raises EntryError if the type is not a text.
+    of a name: FP8 for 8-bit floats, else the text of the description. None: the section says nothing, NONE or AUTO.
+    where: name of the section in messages. Raises EntryError if the type is not a text.
     """
     named, scheme = given.get("kv_cache_quant_algo"), given.get("kv_cache_scheme")
     if named is None and isinstance(scheme, Mapping):

@@ -27,8 +27,9 @@ class Envelope(NamedTuple):
     """The message: one of the core (core/messages.py), or a notice between processes of real mode."""
     extra: Any = None
     """Data for which the core's message has no field, as plain JSON. For NewRequest: the sampling. For FirstToken and
-    KvArrived: the token, its log probabilities and the number of cached tokens. For KvGranted: the slot of the
-    linear-attention state on decode. None: no such data."""
+    KvArrived: the token, its log probabilities and the number of cached tokens. For KvArrived also: the seed of drafts,
+    and fingerprints if KV is checked. For KvGranted: the slot of the linear-attention state on decode. For Finished,
+    Failed and PrefillDone: the fields of Drafted. None: no such data."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -144,7 +145,7 @@ class Channel:
     def send(self, to: str, message: Any, extra: Any = None, *, payload: Any = None) -> None:
         """Sends a message. The message is dropped if the receiving process is not connected. to: name of the receiving
         state machine or process. extra: data for which the message has no field (Envelope.extra). payload: any object
-        that pickle can send; only for processes of the same instance, or for a host's agent.
+        that pickle can send; only between processes of one instance, or between the launcher and a host's agent.
         """
         if socket := self._outgoing.get(process_of(to)):
             frames = [encode(Envelope(to, message, extra))]

@@ -95,7 +95,7 @@ class Skew(NamedTuple):
     num_steps: int
     """Number of recorded steps of this kind."""
     tokens_per_step: float
-    """Mean number of tokens of a step."""
+    """Mean number of expert choices per step and layer: tokens times experts per token."""
     step_skew: float
     """Load of the busiest rank relative to the mean load of ranks, minus 1. In each step and layer, the rank that is
     busiest there counts. The field `cost.expert_skew` takes this value.
@@ -105,8 +105,8 @@ class Skew(NamedTuple):
     over the whole run counts for all steps. Another placement of experts could remove this part of the skew.
     """
     shares: tuple[float, ...]
-    """For each rank, the number of tokens that it computed over all steps and layers, divided by the mean of
-    the ranks."""
+    """For each rank, the number of choices of its experts over all steps and layers, divided by the mean of the ranks.
+    A token counts once for each expert that it chose."""
 
 
 def skews(steps: Sequence[CountedStep], ep: int) -> Iterator[Skew]:

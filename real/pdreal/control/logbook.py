@@ -1,9 +1,9 @@
-"""Logbooks: each process of a run writes its calls and rows as they happen. After the run the logbooks are merged by
-time into one journal and one set of records.
+"""Logbooks: the launcher and the leader of each instance write their calls and rows as they happen. After the run the
+logbooks are merged by time into one journal and one set of records.
 
-Each life of a process, from one start to its end, has two files: calls into its state machines, and rows of the events
-that it observed. If experts are recorded, a third file has the experts that its tokens chose. A killed process leaves
-the files that it wrote.
+Each life of such a process, from one start to its end, has two files: calls into its state machines, and rows of the
+events that it observed. If experts are recorded, a third file has the number of tokens of each expert in each step. A
+killed process leaves the files that it wrote.
 """
 
 import json
@@ -30,8 +30,9 @@ _RECORDS = {kind.__name__: kind for kind in (StepRecord, TransferRecord, HostCop
 
 
 class Logbook:
-    """Log files of one process. Entries reach the files when `flush` is called. Without a folder, or after `close`,
-    nothing is kept. life: number of earlier starts of the process; each start has files of its own.
+    """Log files of one process. Calls and rows reach the files when `flush` or `close` is called, expert counts at
+    once. Without a folder, or after `close`, nothing is kept. life: number of earlier starts of the process; each start
+    has files of its own.
     """
 
     def __init__(self, folder: Path | None, process: str, life: int) -> None:
@@ -53,8 +54,9 @@ class Logbook:
             self._new_entries.append(entry)
 
     def row(self, method: str, now_ns: int, *args: Any) -> None:
-        """Logs an event as a call of a Recorder: `Recorder.method(*args, now_ns)`. After the run, `read_records` makes
-        the logged calls. method: name of the method. now_ns: time of the event.
+        """Logs an event as a call of a Recorder: `Recorder.method(*args, now_ns)`, without now_ns for the methods in
+        _TIMELESS. After the run, `read_records` makes the logged calls. method: name of the method. now_ns: time of the
+        event in ns, in the run's time.
         """
         if self.is_kept:
             self._new_rows.append((now_ns, method, args))
@@ -180,7 +182,7 @@ def read_records(folder: Path) -> RunRecords:
 
 
 _TIMELESS = {"on_step", "on_transfer", "on_host_copy", "on_retry", "on_output"}
-"""Methods of the recorder that take no argument now_ns, because their rows contain the times."""
+"""Methods of the recorder that take no argument now_ns: their rows contain the times, or they record no time."""
 
 
 def _files(folder: Path, kind: str) -> Iterable[list[Path]]:

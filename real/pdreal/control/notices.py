@@ -38,7 +38,7 @@ class Peers(NamedTuple):
 
 
 class Connected(NamedTuple):
-    """A rank tells the launcher that it can reach all instances of a Peers notice."""
+    """A rank tells the launcher that it has connected to all instances of a Peers notice that are not gone."""
 
     process: str
     """Name of the rank's process."""
@@ -61,10 +61,10 @@ class Pong(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """A leader sends the launcher one new token for each request in the list."""
+    """A leader sends the launcher the new tokens of one step. A request has several if the step accepted drafts."""
 
     tokens: list[list[Any]]
-    """One entry per request: (request_id, token). If the request asks for log probabilities, they are a third element.
+    """One entry per new token: [request id, token id, log probabilities (null if the request does not ask for them)].
     """
 
 
@@ -162,7 +162,7 @@ class KillRanks(NamedTuple):
 
 class Ended(NamedTuple):
     """An agent tells the launcher that no process of an instance is left. exit_code: exit code of the process that
-    ended first.
+    ended first, or -9 if the instance was killed before its processes were started.
     """
 
     host: str
@@ -185,7 +185,7 @@ class KeptLog(NamedTuple):
 
 
 class HostDone(NamedTuple):
-    """An agent tells the launcher that it has sent the records and logs of all processes on its host."""
+    """An agent tells the launcher that all ranks on its host have ended, and that it has sent their logbooks."""
 
     host: str
 

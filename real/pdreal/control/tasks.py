@@ -108,7 +108,8 @@ class DecodeBatch(NamedTuple):
     """Changes of page tables since the last batch; ranks remember the tables. After the changes each table has room for
     the new tokens."""
     draws: tuple[Draw | None, ...] = ()
-    """Rules for choosing the next tokens, one per sequence of the batch. Empty: the likeliest tokens are chosen."""
+    """Rules for choosing the next tokens, one per sequence of the batch. None for a sequence: its likeliest token is
+    chosen. Empty: this holds for all sequences."""
     drafts: DraftRows | None = None
     """Drafts that the step verifies. None: the step computes one token of each sequence."""
     states: tuple[tuple[int, int], ...] = ()
@@ -158,7 +159,8 @@ class Compute(NamedTuple):
 
     work: Any
     step_id: int | None = None
-    """Id of the step that the task computes, if transfer units wait for layers of this step. None: no unit waits."""
+    """Id of the step that the task computes. Transfer units may wait for layers of this step. None: the task is no
+    step, such as a copy of KV."""
 
 
 class Windows(NamedTuple):
@@ -213,7 +215,7 @@ class DigestSent(NamedTuple):
     worker: int
     """Index of the transfer worker that sent the KV."""
     pages: Sequence[int]
-    """Ids of the request's pages on prefill, in the order of its tokens."""
+    """Ids of the pages on prefill whose KV was sent, in the order of the request's tokens."""
     num_tokens: int
     """Number of tokens whose KV the rank reads, from the first token of `pages` on."""
     state_slot: int = 0
@@ -222,7 +224,7 @@ class DigestSent(NamedTuple):
 
 class DigestArrived(NamedTuple):
     pages: Sequence[int]
-    """Ids of the request's pages on decode, in the order of its tokens."""
+    """Ids of the pages on decode into which the KV was sent, in the order of the request's tokens."""
     num_tokens: int
     """Number of tokens to read from the pages, counted from the first token of the first page."""
     state_slot: int = 0
@@ -235,12 +237,12 @@ class LookUpPages(NamedTuple):
     """
 
     hashes: Sequence[str]
-    """Names of the pages in storage, in the order of their tokens."""
+    """Hashes of the pages (`page_hashes`), in the order of their tokens."""
 
 
 class ReadPages(NamedTuple):
-    """Read pages from storage into host memory. hashes: names of the pages in storage. host_pages: host pages to which
-    they are read, in the same order.
+    """Read pages from storage into host memory. hashes: hashes of the pages (`page_hashes`). host_pages: ids of the
+    host pages that are filled, in the same order.
     """
 
     hashes: Sequence[str]
@@ -248,8 +250,8 @@ class ReadPages(NamedTuple):
 
 
 class StorePages(NamedTuple):
-    """Write those host-memory pages to storage that storage does not have yet. hashes: names of the pages in storage,
-    in the order of host_pages. host_pages: ids of the pages in host memory.
+    """Write those host-memory pages to storage that storage does not have yet. hashes: hashes of the pages
+    (`page_hashes`), in the order of host_pages. host_pages: ids of the pages in host memory.
     """
 
     hashes: Sequence[str]

@@ -90,7 +90,9 @@ def widen_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Converts some rows of one block from e4m3 to TYPE, and multiplies them by the block's scale."""
+    """Each program multiplies ROWS rows of one block of BLOCK_SIZE x BLOCK_SIZE e4m3 weights by the block's scale, and
+    stores the products in TYPE.
+    """
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     at = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
@@ -155,7 +157,8 @@ def linear(x: Tensor, matrix: BlockScaled) -> Tensor:
 
 
 def _num_parts(num_blocks: int, num_tiles: int) -> int:
-    """Returns into how many equal parts the inputs are divided, so that all programs can run at the same time.
+    """Returns into how many equal parts the inputs are divided: the largest power of two, at most 8, that divides
+    num_blocks and with which all programs can run at the same time. 1: there is no such power of two above 1.
     num_blocks: number of blocks of inputs. num_tiles: number of tiles of the output. One program computes one part of
     one tile.
     """

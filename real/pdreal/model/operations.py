@@ -44,10 +44,11 @@ def norm_rotate_(
     angles: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Normalises heads if norms are given, and rotates them. heads: query heads, then key heads, [tokens, heads,
-    head_dim]. num_query_heads: number of the query heads. eps: added to the mean square in the norm. norms: weights
-    [head_dim] of query and key heads. angles: cosines and sines of rotary_angles. If angles cover fewer dimensions than
-    a head has, only the first dimensions are rotated. positions: [tokens], index of each token in its sequence.
+    """Returns the heads, rotated, and normalised before that if norms are given. May overwrite heads. heads: query
+    heads, then key heads, [tokens, heads, head_dim]. num_query_heads: number of the query heads. eps: added to the mean
+    square in the norm. norms: weights [head_dim] of query and key heads. angles: cosines and sines from rotary_angles.
+    If angles cover fewer dimensions than a head has, only the first dimensions are rotated. positions: [tokens], index
+    of each token in its sequence.
     """
     if (rotated := angles.shape[1]) < heads.shape[2]:
         if norms is not None:

@@ -47,7 +47,8 @@ class TensorParallel:
         sends_to_experts: bool = False,
     ) -> "TensorParallel":
         """Connects to the other ranks, once per process. size: number of ranks. rendezvous: address at which the ranks
-        meet, such as tcp://127.0.0.1:29500. CPUs use gloo, GPUs use NCCL. The other arguments are fields of this class.
+        meet, such as tcp://127.0.0.1:29500. device: the rank's device. CPUs use gloo, GPUs use NCCL. The other
+        arguments are fields of this class.
         """
         if size > 1:
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -61,7 +62,9 @@ class TensorParallel:
     # What a rank holds.
 
     def check(self, config: ModelConfig) -> None:
-        """Raises ModelError if the ranks cannot divide the model's heads, vocabulary, inner sizes or experts evenly."""
+        """Raises ModelError if the ranks cannot divide the model's heads, vocabulary, intermediate sizes or experts
+        evenly, or if ranks hold whole experts and the model has none. KV heads may be fewer than ranks.
+        """
         sizes = [("query heads", config.num_query_heads), ("vocabulary", config.vocab_size)]
         sizes += [("intermediate size", size) for size in config.mlp_sizes]
         if (delta := config.llama.delta) is not None:

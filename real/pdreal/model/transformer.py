@@ -3,8 +3,8 @@ keys and values are kept.
 
 embedding -> layers: [norm, QKV, rotate, attend, output] + [norm, gate and up, SiLU, down] -> norm -> logits -> token
 
-In a model with experts, a router chooses experts for each token, which replace gate, up, SiLU and down. With latent
-attention the cache has one latent for each token in place of keys and values.
+In a layer with experts, a router chooses experts for each token. Each expert has gate, up, SiLU and down of its own.
+With latent attention the cache has one latent for each token in place of keys and values.
 """
 
 from collections.abc import Sequence
@@ -50,16 +50,15 @@ class Attend(Protocol):
         ...
 
     def latent(self, layer: int, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
-        """Returns the attention outputs of all heads, [tokens, heads, value]. layer: index of the layer in the cache.
-        query: [tokens, heads, width]; the width is that of the part without rotation, followed by the rotated part.
-        latent: latents of the new tokens, [tokens, 1, width]; the width is the latent rank, followed by the width of
-        the rotated key.
+        """Returns the attention outputs of the rank's heads, [tokens, heads, width of a value]. layer: index of the
+        layer in the cache. query: [tokens, heads, part without rotation | rotated part]. latent: latents of the new
+        tokens, [tokens, 1, latent rank | rotated key]. heads: projections of the rank's heads.
         """
         ...
 
     @property
     def delta(self) -> Recurrence:
-        """Computes the recurrence (gated delta rule) of linear-attention layers."""
+        """The function that computes the recurrence (gated delta rule) of linear-attention layers."""
         ...
 
 
@@ -206,7 +205,9 @@ class Transformer:
         return attend.latent(index, query, self._rotate(latent[:, None], positions), weights.heads)
 
     def _rotate(self, heads: Tensor, positions: Tensor) -> Tensor:
-        """Applies RoPE to the last dimensions of each head. The first dimensions keep their values."""
+        """Returns heads, [tokens, heads, width], with RoPE applied to the last rope_dim dimensions of each head. The
+        first dimensions keep their values.
+        """
         num_plain = heads.shape[-1] - self._angles.shape[1]
         rotated = heads[..., num_plain:]
         rotated = operations.norm_rotate_(rotated, heads.shape[1], None, self._eps, self._angles, positions)

@@ -39,7 +39,7 @@ class RandomWeights:
     device: torch.device
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns random values: norm weights (vectors) are around one, matrices keep the scale of activations."""
+        """Returns random values: vectors around one (A_log: around -3), matrices that keep the scale of activations."""
         digest = blake2b(f"{self.seed}/{name}".encode(), digest_size=7).digest()
         generator = torch.Generator(self.device).manual_seed(int.from_bytes(digest))
         normal = torch.randn(shape, generator=generator, device=self.device)
@@ -228,7 +228,7 @@ class LayerWeights:
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights | DeltaWeights
     output: Matrix
-    """Projection of the outputs of all heads to the hidden state."""
+    """Projection of the outputs of this rank's heads to the hidden state."""
     mlp_norm: Tensor
     mlp: MlpWeights | ExpertWeights
 
@@ -417,7 +417,7 @@ def _load_latent(
 
 
 def _halved(heads: Tensor, num_plain: int) -> Tensor:
-    """Orders each head's rows for rotating halves: num_plain rows that stay, then rows 0, 2, ..., then 1, 3, ..."""
+    """Returns each head's first num_plain rows, then of its other rows those at 0, 2, ..., then those at 1, 3, ..."""
     return torch.cat((heads[:, :num_plain], heads[:, num_plain::2], heads[:, num_plain + 1 :: 2]), dim=1)
 
 

@@ -28,7 +28,9 @@ UNTAUGHT = -1
 
 
 class VerifyRows(NamedTuple):
-    """Inputs of a decode step that verifies drafts. Each tensor has one entry (row) per sequence of the batch."""
+    """Inputs of a decode step that verifies drafts. Each tensor has one entry (row) per sequence of the batch. In a
+    CUDA graph larger than the batch, the other rows are padding.
+    """
 
     tokens: Tensor
     """Last token of each sequence, [rows]."""
@@ -64,7 +66,8 @@ def rows_of(columns: Tensor) -> VerifyRows:
 
 class Drafter:
     """Drafts and verifies the tokens of one rank's sequences, with a draft head and its target. Keeps a draft state for
-    each running sequence: the next token that the head proposes, and the head's hidden state.
+    each running sequence: the head's proposal for the token after the sequence's last token, and the head's hidden
+    state that made the proposal.
     """
 
     def __init__(self, head: DraftHead, num_verified: int, max_running_requests: int) -> None:
@@ -90,19 +93,19 @@ class Drafter:
     def prefill(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, last: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Computes the KV of prompts. Returns the first proposals, [prompts], and the hidden states from which they are
-        made, [prompts, hidden].
+        """Computes the draft head's KV of prompt chunks. Returns the head's first proposals, [chunks], and the head's
+        hidden states from which the proposals are made, [chunks, hidden].
 
         tokens: the token after each position. hidden: states of the target, [tokens, hidden]. last: index of each
-        prompt's last token.
+        chunk's last token in `tokens`.
         """
         states = self.head.hidden(tokens, hidden, positions, attend).index_select(0, last)
         return self.head.propose(states), states
 
     def step(self, rows: VerifyRows, attend_one: Callable[[Tensor], Attend], attend_all: Attend) -> Tensor:
         """Computes a decode step that verifies V tokens of each sequence. Returns [sequences, 3 * V - 2]: each
-        sequence's V - 1 drafts, the target's V choices, and for each draft 1 if its score is nearly that of the
-        target's choice, else 0.
+        sequence's V - 1 drafts, the target's V choices, and for each draft 1 if the target's score of the draft is at
+        most one step of bf16 below the score of the target's choice, else 0.
 
         attend_one: makes the attention of one token of each sequence, from the tokens' positions. attend_all: attention
         of V tokens of each sequence.
@@ -158,9 +161,9 @@ class Drafter:
 
 
 def seeds_of(proposals: Tensor, hidden: Tensor) -> list[Seed]:
-    """Returns the start of drafting for each prompt of a prefill forward. Prefill sends this Seed to decode together
-    with the KV. proposals: the draft head's first proposal for each prompt, [prompts]. hidden: the head's hidden state,
-    [prompts, hidden]. Both tensors lie on the host.
+    """Returns a Seed, the start of drafting, for each chunk of a prefill forward. Prefill sends the Seed of a prompt's
+    last chunk to decode together with the KV. proposals: the draft head's first proposal after each chunk, [chunks].
+    hidden: the head's hidden states that made the proposals, [chunks, hidden]. Both tensors lie on the host.
     """
     states = hidden.contiguous().view(torch.uint8).numpy()
     return [

@@ -70,13 +70,13 @@ class _Sequence:
     is_plain: bool
     """True if the likeliest tokens are chosen, and no log probabilities are requested."""
     num_pages: int = 0
-    """Number of pages in the sequence's page table that the leader has sent to the other ranks. While a sequence runs,
-    its page table only grows.
+    """Number of pages in the sequence's page table that earlier decode batches have told the ranks. While a sequence
+    runs, its page table only grows.
     """
     is_saved: bool = False
     """True: the sequence is retracted, and its KV is in host memory."""
     state_slot: int = 0
-    """Slot of the linear-attention state after the sequence's last computed tokens. 0: none."""
+    """Slot of the sequence's linear-attention state at its last grant, transfer, load or decode step. 0: none."""
     num_cached_tokens: int = 0
     """Number of prompt tokens whose KV came from the prefix cache."""
     is_begun: bool = False
@@ -194,7 +194,9 @@ class Executor:
         return len(self._sequences)
 
     def others_than(self, request_ids: Collection[int]) -> list[int]:
-        """Returns this executor's requests that are not in request_ids. The instance has given up these requests."""
+        """Returns the ids of this executor's requests that are not in request_ids. If request_ids are the requests that
+        the instance has, the instance has given up the returned ones.
+        """
         return [request_id for request_id in self._sequences if request_id not in request_ids]
 
     def num_prompt_tokens(self, request_id: int) -> int:
@@ -211,12 +213,14 @@ class Executor:
 
     def seed(self, request_id: int) -> Seed | None:
         """Returns the values from which the drafting of a request's tokens starts. None: the request's prompt is not
-        computed, or there are no drafts.
+        computed, the request has joined the decode batch, or there are no drafts.
         """
         return None if self._speculation is None else self._speculation.seed(request_id)
 
     def drafted(self, request_id: int) -> Drafted:
-        """Returns how many drafts of a request were accepted, and how many of these the target model chose, too."""
+        """Returns how many drafts of a request were accepted so far, how many of these the target model chose, too, and
+        how many others have nearly the score of the target model's choice.
+        """
         return NO_DRAFTS if self._speculation is None else self._speculation.drafted(request_id)
 
     def last_token(self, request_id: int) -> int:
@@ -274,9 +278,9 @@ class Executor:
     ) -> Outcome:
         """Returns an Outcome: the result of a step as the instance reads it, and the new tokens.
 
-        tokens: the ranks' tokens, one for each sequence of the step's batch. If the step verifies drafts, these are
-        integers that `Speculation.new_tokens` reads. logprobs: for each sequence, or empty if no request asks for log
-        probabilities. seeds: for each chunk, or empty if there are no drafts.
+        tokens: the ranks' tokens, one for each chunk of a prefill step or sequence of a decode step. If the step
+        verifies drafts, these are integers that `Speculation.new_tokens` reads. logprobs: for each token, or empty if
+        no request asks for log probabilities. seeds: for each chunk, or empty if there are no drafts.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):

@@ -1,9 +1,9 @@
 """CUDA graphs for decode steps and short prefill forwards. A graph launches all kernels of a forward at once. Without a
 graph, the host takes longer to launch the kernels of a short forward than the GPU takes to run them.
 
-There is one graph per batch size, or per number of prompt tokens. A batch runs in the smallest graph that holds it. The
-graph's other rows and tokens belong to no request, and their KV goes to the scratch page. All graphs read the same
-input tensors.
+Graphs of decode steps differ in the number of sequences, graphs of prefill forwards in the number of tokens. A batch
+runs in the smallest graph that holds it. The graph's other rows and tokens belong to no request, and their KV goes to
+the scratch page. All graphs of decode steps read the same input tensors, and so do all graphs of prefill forwards.
 """
 
 from collections.abc import Sequence
@@ -98,11 +98,12 @@ def batch_sizes(largest: int) -> list[int]:
 
 
 class _StepInputs(NamedTuple):
-    """Inputs of a decode step. They are views of one array of int32, which exists on the host and on the device."""
+    """Inputs of a decode step, as views of one array of int32 on the host or on the device."""
 
     columns: Tensor
     """Inputs of each sequence, [kinds of input, largest batch]: its last token, the number of KV tokens before that
-    token, and further inputs of steps that verify drafts."""
+    token, the two slots of linear-attention states if the model has any, and further inputs of steps that verify
+    drafts."""
     page_tables: Tensor
     """Page ids of each sequence: [largest batch, most pages of a sequence]."""
 
@@ -155,7 +156,7 @@ class DecodeGraphs(_Graphs):
         )
         self._on_host = tuple(part.numpy() for part in self._host_inputs)
         self._num_scratch = -(-num_ahead_tokens // kv.page_size)
-        """Number of pages to which the graph's padding writes: entries of the batch without a sequence."""
+        """Number of first entries of a page table that must be the scratch page if no sequence uses the table."""
         self._num_used = 0
         """Number of sequences in the last batch. Page tables behind theirs begin with the scratch page."""
         self._best: dict[int, Tensor] = {}
@@ -229,8 +230,8 @@ longer than the host needs for their launches.
 """
 _MOST_SEQUENCES = 64
 _MOST_WITH_STATES = 16
-"""Maximum number of sequences of a graph if they have linear-attention states. The graph has programs for the chunks of
-so many sequences, even if a forward has fewer.
+"""Maximum number of sequences in a graph's forward if the model has linear-attention states. The maximum is low because
+a graph has programs for the chunks of this many sequences, even if a forward has fewer.
 """
 
 
@@ -274,8 +275,8 @@ class _ChunkInputs:
         self._device = torch.zeros_like(self._host, device=device)
 
     def _num_chunks(self, size: int) -> int:
-        """Maximum number of chunks in a graph of `size` tokens. A sequence whose state is kept within its tokens may
-        have two chunks that are not full: one before this state, and its last.
+        """Maximum number of linear-attention chunks in a graph of `size` tokens. Two chunks of a sequence may be not
+        full: the last one, and the one that ends at the tracked state (StateUse.tracked).
         """
         return size // self._chunk_tokens + 2 * (_MOST_WITH_STATES + 1)
 
@@ -287,8 +288,8 @@ class _ChunkInputs:
         self._device.copy_(self._host, non_blocking=True)
 
     def of(self, size: int) -> "Chunks":
-        """Returns the inputs of the graph for `size` tokens. The graph has room for more sequences and chunks than the
-        last upload filled; the others have no tokens.
+        """Returns the inputs of the graph for `size` tokens. Sequences and chunks that the last upload did not fill
+        have no tokens.
         """
         from pdkernels.delta import Chunks  # noqa: PLC0415
 
@@ -309,9 +310,9 @@ class PrefillGraphs(_Graphs):
         drafter: Drafter | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """model, kv: the model and its paged KV, for which graphs are captured. records_experts: True: counts the
-        tokens of each expert. drafter: runs the draft head on each forward's tokens, after the graph and outside any
-        graph; None: no drafts. states: linear-attention states; None: the model has none.
+        """model, kv: the model and its paged KV, for which graphs are captured. records_experts: True: `choices` gets
+        the experts that tokens choose. drafter: runs the draft head on each forward's tokens, after the graph and
+        outside any graph; None: no drafts. states: linear-attention states; None: the model has none.
         """
         from pdkernels.attention.paged_prefill import TILE_TOKENS  # noqa: PLC0415  Triton is needed on GPUs only
 

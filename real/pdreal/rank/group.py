@@ -1,5 +1,5 @@
-"""The ranks of one instance. Each rank has threads for its tasks. The leader gives tasks to the group of all ranks, and
-the followers do them.
+"""The ranks of one instance. Each rank has threads for its tasks. The leader gives each task to all ranks: to its own
+threads, and by messages to the followers.
 """
 
 from asyncio import AbstractEventLoop, gather
@@ -42,7 +42,9 @@ class ComputedTokens(NamedTuple):
     """Tokens that the model computed for a task. Start and end are times of the monotonic clock, in ns."""
 
     tokens: list[int]
-    """The next tokens, one per prompt chunk or sequence of the decode batch. Empty: the task makes none."""
+    """The next tokens, one per prompt chunk or sequence of the decode batch. If a decode step verifies drafts: the
+    integers of Drafter.step, one sequence after another. Empty: the task makes none.
+    """
     start_ns: int
     end_ns: int
     expert_counts: ExpertCounts | None = None
@@ -50,8 +52,8 @@ class ComputedTokens(NamedTuple):
     logprobs: Sequence[Logprobs | None] = ()
     """Log probabilities of each token; empty if no request asks for them."""
     seeds: Sequence[Seed] = ()
-    """For each chunk: a first draft token and a hidden state, from which the draft model goes on. Empty: the rank makes
-    no drafts.
+    """For each chunk: a first draft token and a hidden state, from which the draft model goes on. Empty: the task is no
+    prefill forward, or there are no drafts.
     """
 
 
@@ -79,8 +81,8 @@ class RankThreads:
         self._storage = None if resources.stored is None else StorageThreads(resources.stored)
 
     def warm_up(self) -> None:
-        """Runs a first piece of work on each thread, because a thread's first work is slow. Returns when all threads
-        are done.
+        """Runs a first piece of work on the compute thread (on a GPU only) and on the threads that send or scatter KV,
+        because a thread's first work is slow. Returns when all this work is done.
         """
         if self._on_gpu:
             self._compute.submit(self._runner.warm_up).result()
@@ -95,9 +97,9 @@ class RankThreads:
         await gather(*(self._loop.run_in_executor(worker, self._mover.greet, decode_id) for worker in self._workers))
 
     def begin(self, task: Task, on_done: OnDone, on_layers: Callable[[int], None] | None = None) -> None:
-        """Begins a task in its thread. on_done: called on the main thread with the task's result, or with the exception
-        that the task raised. on_layers: called in the compute thread with the number of a prefill forward's layer
-        groups that are computed; None: not called.
+        """Begins a task in its thread, or a decode step on the GPU from the calling thread if possible. on_done: called
+        on the main thread with the task's result, or with the exception that the task raised. on_layers: called in the
+        compute thread with the number of a prefill forward's layer groups that are computed; None: not called.
         """
         if isinstance(task, Compute):
             if isinstance(task.work, DecodeBatch) and not self._num_queued and self._launch(task.work, on_done):

@@ -32,9 +32,10 @@ class HostCopies:
         carry_out: Callable[[Sequence[m.Command]], None],
         tell: Callable[[m.Message], None],
     ) -> None:
-        """spec: the rank's place in the run. group: all ranks of the instance, which do the copies. executor: knows the
-        sequences. carry_out: function that carries out commands of the instance; commands that must wait for a copy are
-        held back, and given to this function after the copy. tell: function that gives a message to the instance.
+        """spec: scenario and role of the instance. group: all ranks of the instance, which do the copies. executor:
+        knows the sequences. carry_out: function that carries out commands of the instance; commands that must wait for
+        a copy are held back, and given to this function after the copy. tell: function that gives a message to the
+        instance.
         """
         self._instance_id = spec.instance_id
         self._group = group
@@ -53,8 +54,9 @@ class HostCopies:
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send | TransferUnit) -> bool:
-        """Holds back a grant or a transfer unit until copies of pages are done. Returns False, and holds nothing back,
-        if no copy of pages is running that the command has to wait for.
+        """Holds back a command while copies of pages run for which transfers must wait: on decode every message to
+        another process, because the message may grant pages; on prefill transfer units. Returns True if the command is
+        held back.
         """
         if not self._num_awaited or (isinstance(command, m.Send) and not self._is_decode):
             return False
@@ -102,9 +104,9 @@ class HostCopies:
         self._group.begin_or_fail(Compute(command), "loading KV from host memory", on_loaded)
 
     def _await(self, task: Compute, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Begins a task on all ranks that copies from or into pages. Until all ranks have done it, commands that let a
-        transfer use such pages are held back: grants of pages on decode, transfer units on prefill. what: the work, for
-        the message if a rank fails. on_done: called with the results of all ranks.
+        """Begins a task on all ranks that copies from or into pages. Until all ranks have done the task, `hold_back`
+        holds back commands that may let a transfer use such pages: messages of decode, transfer units of prefill. what:
+        the work, for the message if a rank fails. on_done: called with the results of all ranks.
         """
         self._num_awaited += 1
 
