@@ -321,6 +321,11 @@ def test_loops_of_a_shell_are_counted(tmp_path):
         ("for gpu in 0 1; do", 2),
         ("for ((i=0; i<5; i++)); do", 5),
         ("for i in $HOSTS; do", 1),
+        ("for ((i=0; i<8; i+=2)); do", 4),
+        ("for ((i=1, j=9; i<=8; j++, i = i + 3)); do", 3),
+        ("for ((i=0; i<8; i*=2)); do", 1),
+        ("for i in $(seq 0 2 6); do", 4),
+        ("for i in {0..6..2}; do", 4),
     ],
 )
 def test_turns_of_a_loop(tmp_path, loop, instances):
@@ -328,9 +333,25 @@ def test_turns_of_a_loop(tmp_path, loop, instances):
     assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 4, 1)}
 
 
-def test_a_configuration_lies_beside(tmp_path):
+@pytest.mark.parametrize(
+    ("inside", "instances"),
+    [
+        ("  while ! curl $HOST; do\n    sleep 1\n  done", 3),
+        ("  until curl $HOST; do sleep 1; done", 3),
+        ("  for name; do\n    echo $name\n  done", 3),
+        ("  echo wait; for i in 1 2; do for j in 1 2; do sleep 1; done; done", 3),
+        ("  for j in 1 2; do", 6),
+    ],
+)
+def test_a_loop_ends_with_its_own_done(tmp_path, inside, instances):
+    text = f"for i in 1 2 3; do\n{inside}\n  vllm serve Qwen/Qwen3-8B &\ndone\n"
+    assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 1, 1)}
+
+
+@pytest.mark.parametrize("named", ["--config c.yaml", "--config=c.yaml"])
+def test_a_configuration_lies_beside(tmp_path, named):
     (tmp_path / "c.yaml").write_text("model: Qwen/Qwen3-8B\ntensor_parallel_size: 2\nenable-prefix-caching: false\n")
-    found = imported(tmp_path, "run.sh", "vllm serve --config c.yaml --max-num-seqs 64\n")
+    found = imported(tmp_path, "run.sh", f"vllm serve {named} --max-num-seqs 64\n")
     assert (found.data["model"], sizes(found)) == ("qwen3-8b", {"aggregated": (1, 2, 1)})
     assert found.data["aggregated"]["radix_cache"] is False
 
@@ -382,7 +403,13 @@ RUN = "sudo docker run --gpus all -v /a/b:/c vllm/vllm-openai:latest --model Qwe
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("c.yaml", COMPOSE), ("v.yaml", STACK), ("run.sh", f"{RUN}--max-num-seqs 64\n")]
+    ("name", "text"),
+    [
+        ("c.yaml", COMPOSE),
+        ("v.yaml", STACK),
+        ("run.sh", f"{RUN}--max-num-seqs 64\n"),
+        ("run.sh", f"docker pull vllm/vllm-openai:latest\n{RUN}--max-num-seqs 64\n"),
+    ],
 )
 def test_an_image_starts_its_own_program(tmp_path, name, text):
     found = imported(tmp_path, name, text)

@@ -67,7 +67,7 @@ def _with_config(process: Process, folder: Path) -> Process:
     """The process, with the options of the file that --config names. Options in the command take precedence. If the
     file is missing, or the program is trtllm (whose files trtllm.py reads): the unchanged process.
     """
-    words = list(process.words)
+    words = [part for one in process.words for part in (one.split("=", 1) if one.startswith("--config=") else [one])]
     if "--config" not in words[:-1] or process.program == "trtllm":
         return process
     at = words.index("--config")
@@ -97,10 +97,11 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
     loops: list[int] = []
     texts = dict(_written(text))
     for number, line in _whole_lines(text):
-        if (num_runs := _num_runs(_expanded(line, variables))) is not None:
-            loops.append(num_runs)
+        begun = [_num_runs(loop) for loop in _loops_in(_expanded(line, variables))]
         variables |= _arrays(_expanded(line, variables))
         for words in _commands(_expanded(line, variables), f"{where}, line {number}"):
+            if (keyword := next((word for word in words if word not in _BEFORE_LOOPS), "")) in _LOOPS:
+                loops.append(begun.pop(0) if keyword == "for" and begun else 1)
             if words[0] == "done" and loops:
                 loops.pop()
             own = _leading_variables(words)
@@ -128,29 +129,43 @@ def _written(text: str) -> Iterator[tuple[str, str]]:
             yield target[1].removeprefix("./"), inside
 
 
-_LOOP = re.compile(r"\s*for\s+\w+\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")
-_COUNTED = re.compile(r"\s*for\s*\(\(.*?=\s*(\d+)\s*;.*?<(=?)\s*(\d+)\s*;")
+_LOOPS = {"for", "while", "until", "select"}
+_BEFORE_LOOPS = {"do", "then", "else", "{", "(", "!", "time"}
+"""Words that may precede a loop in a command."""
+_FOR = re.compile(r"(?:^|[;&|({]|\b(?:do|then|else|time)\b)\s*(?=for\b)")
+_LOOP = re.compile(r"for\s+\w+\s+in\s+(.*?)\s*(?:;\s*do\b.*)?$")
+_COUNTED = re.compile(r"for\s*\(\(.*?\b(\w+)\s*=\s*(\d+)[^;]*;\s*\1\s*<(=?)\s*(\d+)\s*;(.*?)\)\)")
 _ARRAY = re.compile(r"\bread\s+-r?a\w*\s+(\w+)\s+<<<\s+\"?([^\"$]+)\"?")
 _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
-def _num_runs(line: str) -> int | None:
-    """How often the `for` loop that begins in this line of a script runs; 1 if not known. None: no loop `for NAME in`,
-    and no loop `for ((` from one number to another, begins in this line.
-    """
-    if (counted := _COUNTED.match(line)) is not None:
-        first, or_equal, last = counted.groups()
-        return max(1, int(last) - int(first) + bool(or_equal))
-    if (loop := _LOOP.match(line)) is None:
-        return None
-    over = loop[1].strip().strip('"')
+def _loops_in(line: str) -> list[str]:
+    """The rest of a script's line from each `for` loop that begins in it."""
+    return [line[found.end() :] for found in _FOR.finditer(line)]
+
+
+def _num_runs(loop: str) -> int:
+    """How often a `for` loop of a script runs; 1 if not known. loop: the script's line, from `for`."""
+    if (counted := _COUNTED.match(loop)) is not None:
+        name, first, or_equal, last, changes = counted.groups()
+        step = re.search(rf"\b{name}\s*(?:\+=|=\s*{name}\s*\+)\s*(\d+)|\b{name}\+\+|\+\+{name}\b", changes)
+        return 1 if step is None else _num_values(int(first), int(last) + bool(or_equal), int(step[1] or 1))
+    if (listed := _LOOP.match(loop)) is None:
+        return 1
+    over = listed[1].strip().strip('"')
     if (known := re.fullmatch(r"\$\{!?\w+\[@\]\}=(\d+)", over)) is not None:
         return int(known[1])
-    if (seq := re.fullmatch(r"\$\(seq\s+(?:(\d+)\s+)?(\d+)\)", over)) is not None:
-        return max(1, int(seq[2]) - int(seq[1] or 1) + 1)
-    if (braces := re.fullmatch(r"\{(\d+)\.\.(\d+)\}", over)) is not None:
-        return abs(int(braces[2]) - int(braces[1])) + 1
+    if (seq := re.fullmatch(r"\$\(seq\s+(?:(\d+)\s+(?:(\d+)\s+)?)?(\d+)\)", over)) is not None:
+        return _num_values(int(seq[1] or 1), int(seq[3]) + 1, int(seq[2] or 1))
+    if (braces := re.fullmatch(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}", over)) is not None:
+        first_value, last_value = sorted(map(int, braces.groups()[:2]))
+        return _num_values(first_value, last_value + 1, int(braces[3] or 1))
     return 1 if "$" in over else max(1, len(over.split()))
+
+
+def _num_values(first: int, end: int, step: int) -> int:
+    """Number of values from `first` to below `end`, at least 1."""
+    return max(1, len(range(first, end, max(1, step))))
 
 
 def _arrays(line: str) -> dict[str, str]:
@@ -263,13 +278,14 @@ def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
 
 
 _RUNNERS = {"docker", "podman", "nerdctl"}
+_STARTS = {"run", "create"}
 
 
 def _in_image(words: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Returns (the program of the first known image that a command of docker, podman or nerdctl names, the arguments
-    after the image's name). None: the command is another, or names no image with a known program.
+    """Returns (the program in the image that a `docker run` starts, the arguments after the image's name). None: the
+    command starts no image with a known program.
     """
-    if not _RUNNERS & set(map(_base, words[:2])):
+    if not _RUNNERS & set(map(_base, words[:2])) or not _STARTS & set(words):
         return None
     engines = [(engine_of_image(word), list(words[at:])) for at, word in enumerate(words, start=1) if "/" in word]
     return next(((engine, behind) for engine, behind in engines if engine is not None), None)
