@@ -445,6 +445,22 @@ def test_a_load_may_lie_beside(tmp_path, name):
 
 
 @pytest.mark.parametrize(
+    ("flags", "num_requests", "said"),
+    [
+        ("--num-prompts $N --model $M", 1000, "--num-prompts $N: the file does not set it; the client's default"),
+        ("--num-prompts 40 --request-rate $RATE", 40, "--request-rate $RATE: the file does not set it; the client's"),
+        ("--dataset-name prefix_repetition --prefix-repetition-num-prefixes 0", None, "num-prefixes 0: expected a whole"),
+    ],
+)
+def test_a_load_that_is_not_known_is_said(tmp_path, flags, num_requests, said):
+    found = imported(tmp_path, "run.sh", f"vllm serve Qwen/Qwen3-8B\nvllm bench serve {flags}\n")
+    assert [line for line in found.aside if said in line] == found.aside
+    assert len(found.aside) == 1
+    assert num_requests in (None, found.data["workload"]["num_requests"])
+    assert any("those of `pdsim init`" in line for line in found.assumed) == (num_requests is None)
+
+
+@pytest.mark.parametrize(
     ("name", "text", "message"),
     [
         ("a.yaml", "a: {{ .Values.x }}", "not YAML"),
@@ -482,12 +498,15 @@ def test_what_cannot_be_read_says_where_and_why(tmp_path, name, text, message):
         ("", 5, ("5 GiB", None)),
         ("LMCACHE_USE_LAYERWISE=True ", {}, ("5 GiB", None)),
         ("LMCACHE_LOCAL_CPU=False ", {}, (None, None)),
+        ("OLD_LMCACHE_CHUNK_SIZE=7 ", {"old.lmcache.chunk_size": 9}, ("5 GiB", None)),
     ],
 )
 def test_lmcache_is_a_host_cache_of_each_gpu(tmp_path, before, extra, host):
     config = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both", "kv_connector_extra_config": extra}
     text = f"{before}vllm serve Qwen/Qwen3-8B -tp 2 --kv-transfer-config '{json.dumps(config)}'\n"
-    servers = imported(tmp_path, "run.sh", text).data["aggregated"]
+    found = imported(tmp_path, "run.sh", text)
+    servers = found.data["aggregated"]
+    assert not any("old" in line for line in found.aside)
     assert (servers.get("host_cache"), servers.get("host_cache_chunk_tokens")) == host
     assert servers.get("host_cache_connector") == ("lmcache" if host[0] else None)
     assert servers.get("host_cache_layerwise") == ("LAYERWISE" in before or None)

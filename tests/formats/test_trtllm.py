@@ -95,8 +95,40 @@ def test_an_orchestrators_file_may_have_all_settings(tmp_path):
     assert not any("computed in chunks" in line for line in found.assumed)
 
 
-def test_a_worker_of_dynamo(folder):
-    text = "python3 -m dynamo.trtllm --model-path Qwen/Qwen3-32B --extra-engine-args ctx.yaml --disaggregation-mode "
+def test_settings_outside_the_sections_start_no_server_of_their_own(folder):
+    text = f"model: Qwen/Qwen3-32B\nbackend: pytorch\nmax_batch_size: 8\n{FILES['disagg.yaml']}"
+    (folder / "disagg.yaml").write_text(text)
+    found = import_deployment([folder / "run.sh"]).data
+    assert (found["prefill"]["instances"], found["decode"]["instances"]) == (2, 1), "those that the commands start"
+    (folder / "run.sh").write_text("mpirun -n 3 trtllm-serve disaggregated_mpi_worker -c disagg.yaml\n")
+    found = import_deployment([folder / "run.sh"]).data
+    assert [(found[role]["instances"], found[role]["max_running_requests"]) for role in ("prefill", "decode")] == [
+        (2, 8),
+        (1, 8),
+    ], "those that the file starts"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "router"),
+    [(("conversation", "load_balancing"), None), (("kv_cache_aware", "load_balancing"), {"prefill": "cache_aware"})],
+)
+def test_an_absent_section_has_no_servers(tmp_path, kinds, router):
+    context, generation = (f"router: {{type: {kind}}}" for kind in kinds)
+    (tmp_path / "all.yaml").write_text(
+        f"model: Qwen/Qwen3-32B\ncontext_servers: {{num_instances: 0, {context}}}\n"
+        f"generation_servers: {{tensor_parallel_size: 2, {generation}}}\n"
+    )
+    found = import_deployment([tmp_path / "all.yaml"])
+    assert (found.data["aggregated"]["instances"], found.data.get("router")) == (1, router)
+    assert any("router of prefill: conversation" in line for line in found.aside) == (router is None)
+    (tmp_path / "all.yaml").write_text("model: Qwen/Qwen3-32B\ngeneration_servers: {tensor_parallel_size: 2}\n")
+    assert import_deployment([tmp_path / "all.yaml"]).data.keys() & {"prefill", "aggregated"} == {"aggregated"}
+
+
+@pytest.mark.parametrize("option", ["--extra-engine-args", "--extra_engine_args", "--extra_engine_args="])
+def test_a_worker_of_dynamo(folder, option):
+    text = f"python3 -m dynamo.trtllm --model-path Qwen/Qwen3-32B {option} ctx.yaml --disaggregation-mode "
+    text = text.replace("= ", "=")
     (folder / "run.sh").write_text(f"{text}prefill\n{text}decode\n")
     found = import_deployment([folder / "run.sh"])
     assert (found.data["prefill"]["tp"], found.data["decode"]["tp"], found.data["page_size"]) == (1, 1, 64)

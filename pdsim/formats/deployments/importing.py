@@ -102,8 +102,8 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
             found.take(path, value)
     if len(by_role) > 1 and "transport" not in found.data.get("network", {}):
         _take_usual_transport(found, servers)
-    if told.routers:
-        found.data["router"] = told.routers if len(by_role) > 1 else {"prefill": told.routers["prefill"]}
+    if routers := {role: policy for role, policy in told.routers.items() if role == "prefill" or len(by_role) > 1}:
+        found.data["router"] = routers
     else:
         _take_router(found, processes, is_pair=len(by_role) > 1)
     if beside:

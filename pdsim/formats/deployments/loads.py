@@ -45,11 +45,16 @@ class _Flags:
         return finite(self.text(*names, default=str(default)))
 
     def rest(self) -> list[str]:
+        """Texts on the options that have no effect: those that pdsim does not understand, and those whose value is a
+        variable that the file does not set.
+        """
         quiet = {*_SILENT, *self._asked}
+        shown = {name: f"--{name}" if value is True else f"--{name} {value}" for name, value in self._flags.items()}
+        unset = {name for name in self._asked - _SILENT if "$" in shown.get(name, "")}
         return [
-            f"--{name}" if value is True else f"--{name} {value}"
-            for name, value in self._flags.items()
-            if name not in quiet
+            f"{text}: the file does not set it; the client's default counts" if name in unset else text
+            for name, text in shown.items()
+            if name in unset or name not in quiet
         ]
 
 
@@ -126,6 +131,8 @@ def _of_vllm(flags: _Flags) -> tuple[Load, list[str]]:
     dataset = flags.text("dataset-name", default="random")
     if dataset == "prefix_repetition":
         groups = flags.count("prefix-repetition-num-prefixes", default=10)
+        if groups < 1:
+            raise ValueError(f"--prefix-repetition-num-prefixes {groups}: expected a whole number above 0")
         workload: Load = {
             "use": "shared_prefix_groups",
             "num_groups": groups,

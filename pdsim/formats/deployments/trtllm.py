@@ -19,7 +19,7 @@ from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text, sho
 
 PROGRAMS = ("trtllm", "dynamo.trtllm")
 _ORCHESTRATORS = ("disaggregated", "disaggregated_mpi_worker")
-_OPTIONS = (*(f"--{name}" for name in OPTION_FILES), "--extra_llm_api_options")
+_OPTIONS = tuple(f"--{name}" for name in OPTION_FILES)
 _SECTIONS = {"context_servers": "prefill", "generation_servers": "decode"}
 _NO_SETTINGS = {"num_instances", "urls", "router", "hostname", "port"}
 _ROUTERS = {"round_robin": "round_robin", "load_balancing": "least_loaded", "kv_cache_aware": "cache_aware"}
@@ -59,9 +59,10 @@ def expanded(process: Process, folder: Path) -> list[Process]:
         if config is None:
             lack = {f"aside {name}: there is no such file beside the command, so roles of servers are not known": ""}
             return [replace(process, program="trtllm-orchestrator", words=[], variables=lack)]
-        return _described(replace(process, where=f"{process.where}: {name}"), config)
+        described = replace(process, where=f"{process.where}: {name}")
+        return _described(described, config, starts_urls=words[0] == "disaggregated_mpi_worker")
     for flag, name in list(pairwise(words)):
-        if flag in _OPTIONS and (options := _options_of(process, folder, name)) is not None:
+        if flag.replace("_", "-") in _OPTIONS and (options := _options_of(process, folder, name)) is not None:
             at = words.index(flag)
             words[at : at + 2] = []
             more = list(_flags_of(options))
@@ -82,7 +83,7 @@ def _check(words: Sequence[str], where: str) -> None:
 
 def _parts(word: str) -> list[str]:
     flag, equals, value = word.partition("=")
-    return [flag, value] if equals and flag in (*_OPTIONS, "--config_file") else [word]
+    return [flag, value] if equals and flag.replace("_", "-") in (*_OPTIONS, "--config-file") else [word]
 
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
@@ -107,18 +108,18 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
     """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
-    return _described(Process(where, "trtllm", []), config)
+    return _described(Process(where, "trtllm", []), config, starts_urls=True)
 
 
-def _described(process: Process, config: Mapping[str, Any]) -> list[Process]:
-    """The servers whose settings an orchestrator's configuration file has, then the orchestrator itself. process: the
-    orchestrator's command. config: content of the file. Raises InputError if context_servers or generation_servers is
-    wrong.
+def _described(process: Process, config: Mapping[str, Any], *, starts_urls: bool) -> list[Process]:
+    """The server processes that an orchestrator's configuration file starts, and the orchestrator itself. process: the
+    orchestrator's command. config: content of the file. starts_urls: as for `_servers_of`. Raises InputError if the
+    file is wrong.
     """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
     orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_about_servers(config))
-    return [*_servers_of(process, config), orchestrator]
+    return [*_servers_of(process, config, starts_urls=starts_urls), orchestrator]
 
 
 def _check_section(servers: Any, where: str) -> None:
@@ -140,14 +141,19 @@ def _check_section(servers: Any, where: str) -> None:
         raise InputError(f"{where}: expected as many urls as num_instances {count}, found {shown(urls)}")
 
 
-def _servers_of(process: Process, config: Mapping[str, Any]) -> Iterator[Process]:
-    """Yields the servers whose settings an orchestrator's file has. Settings outside its sections apply to all
-    servers.
+def _servers_of(process: Process, config: Mapping[str, Any], *, starts_urls: bool) -> Iterator[Process]:
+    """Yields the servers whose settings an orchestrator's file has. Settings outside its sections apply to the servers
+    of both sections. A section that is absent has no servers.
+
+    starts_urls: True: servers whose section gives their URLs, but no settings, have the settings outside the sections.
+    False: other commands start these servers.
     """
     common = {name: value for name, value in config.items() if name not in (*_OF_ORCHESTRATOR, *_NOT_READ)}
     for section, role in _SECTIONS.items():
-        given = {**common, **_section(config, section)}
-        if not given.keys() - _NO_SETTINGS - {"backend"}:
+        own = _section(config, section)
+        given = {**common, **own}
+        has_settings = (given if starts_urls or "urls" not in own else own).keys() - _NO_SETTINGS - {"backend"}
+        if not own or not has_settings:
             continue
         words = list(_flags_of({name: value for name, value in given.items() if name not in _NO_SETTINGS}))
         count = given.get("num_instances", 1)
