@@ -234,6 +234,29 @@ python3 -m sglang.bench_serving --dataset-name random --random-input-len 2000 --
 """
 
 
+PODS = """
+spec:
+  replicas: 2
+  template: {{spec: {{containers: [{{name: c, command: [vllm, serve, Qwen/Qwen3-8B, -tp, "{tp}"]}}]}}}}
+"""
+
+
+@pytest.mark.parametrize(("count", "tp"), [(2, 2), (2, 4), (3, 2)])
+def test_a_graph_beside_scripts_starts_the_same_servers_or_is_refused(tmp_path, count, tp):
+    for i in range(count):
+        (tmp_path / f"{i}.sh").write_text(
+            f"CUDA_VISIBLE_DEVICES={i} vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2\n"
+        )
+    (tmp_path / "graph.yaml").write_text(PODS.format(tp=tp))
+    if (count, tp) != (2, 2):
+        with pytest.raises(ConfigError, match=r"graph\.yaml: starts other servers than the scripts beside it; give"):
+            import_deployment([tmp_path])
+        return
+    found = import_deployment([tmp_path])
+    assert sizes(found) == {"aggregated": (2, 2, 1)}
+    assert "graph.yaml: the same as the scripts beside it" in found.aside
+
+
 def test_a_script_of_a_shell(tmp_path):
     found = imported(tmp_path, "run.sh", SCRIPT)
     assert sizes(found) == {"prefill": (1, 2, 1), "decode": (1, 2, 1)}
@@ -449,7 +472,7 @@ def test_a_load_may_lie_beside(tmp_path, name):
     [
         ("--num-prompts $N --model $M", 1000, "--num-prompts $N: the file does not set it; the client's default"),
         ("--num-prompts 40 --request-rate $RATE", 40, "--request-rate $RATE: the file does not set it; the client's"),
-        ("--dataset-name prefix_repetition --prefix-repetition-num-prefixes 0", None, "num-prefixes 0: expected a whole"),
+        ("--dataset-name prefix_repetition --prefix-repetition-num-prefixes 0", None, "prefixes 0: expected a whole"),
     ],
 )
 def test_a_load_that_is_not_known_is_said(tmp_path, flags, num_requests, said):

@@ -94,7 +94,9 @@ def _of_lmcache(
     extra: LMCache's settings in the configuration of its connector, which take precedence over variables LMCACHE_...
     (LMCache 0.5.6, integration/vllm/vllm_v1_adapter.py:494). variables: environment variables of the servers.
     """
-    given = {name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if name.startswith(_LMCACHE)}
+    given = {
+        name.removeprefix(_LMCACHE).lower(): value for name, value in variables.items() if name.startswith(_LMCACHE)
+    }
     given |= {name.removeprefix("lmcache."): str(value) for name, value in extra.items() if name.startswith("lmcache.")}
     if given.pop("local_cpu", "true").lower() in ("false", "0"):
         return {}

@@ -1,6 +1,7 @@
 """Imports a deployment as a scenario in plain data, with lists of what was read, ignored and assumed."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pdsim.formats.deployments.environment import of_environment, of_hold, of_ho
 from pdsim.formats.deployments.flags import read_flags
 from pdsim.formats.deployments.loads import load_of
 from pdsim.formats.deployments.measured_fields import take_measured_fields, with_measured_fields
-from pdsim.formats.deployments.names import gpu_named, is_known, model_named
+from pdsim.formats.deployments.names import gpu_named, model_named, model_of
 from pdsim.formats.deployments.processes import Process, merged, read_processes
 from pdsim.formats.deployments.readers import Read, Value, difference, parsed
 from pdsim.formats.deployments.routers import router_of
@@ -81,13 +82,14 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     found = Imported()
     told = trtllm.roles_of(processes)
     found.aside += told.aside
-    servers = [_read(process, told.of_ports) for process in _chosen(merged(processes), found)]
+    started = [one for one in merged(processes) if one.program in _SERVERS and one.replicas]
+    servers = _chosen([_read(process, told.of_ports) for process in started], found)
     encode = encoders.taken([one.read for one in servers])
     encoding = [one for one in servers if one.role == "encode"]
     servers = [one for one in servers if one.role != "encode"]
-    started = {one.port for one in servers}
-    if any(port in told.of_ports for port in started) or not any(one.role for one in servers):
-        unknown = (f"{role} at port {port}" for port, role in told.of_ports.items() if port not in started)
+    ports = {one.port for one in servers}
+    if any(port in told.of_ports for port in ports) or not any(one.role for one in servers):
+        unknown = (f"{role} at port {port}" for port, role in told.of_ports.items() if port not in ports)
         found.aside += [f"{server}: the files do not start it" for server in unknown]
     if not servers:
         raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang, vLLM or TensorRT-LLM")
@@ -155,29 +157,32 @@ def _is_manifest(path: Path) -> bool:
     return path.suffix == ".json" and '"apiVersion"' in read_text(path)[:_HEAD]
 
 
-def _chosen(processes: Sequence[Process], found: Imported) -> list[Process]:
-    """Returns the processes that are servers. If scripts start some of them and a graph.yaml starts all others, as in
-    the files of `pdsim launch`, returns only the servers of the scripts, and adds a note to `found`.
-    """
-    servers = [one for one in processes if one.program in _SERVERS and one.replicas and not _is_headless(one)]
-    scripts = [one for one in servers if ".sh, line" in one.where]
-    if (
-        scripts
-        and len(scripts) < len(servers)
-        and all("graph.yaml" in one.where for one in servers if one not in scripts)
-    ):
-        found.aside.append("graph.yaml: the same as the scripts beside it")
-        return scripts
-    return servers
+_GRAPH = "graph.yaml"
+"""Name of the manifest that `pdsim launch` writes beside scripts of the same servers."""
 
 
-def _is_headless(process: Process) -> bool:
-    """True if the process is a further part of a server that spans several hosts. The scenario's server is then read
-    from the process on the first host.
+def _chosen(servers: Sequence[_Server], found: Imported) -> Sequence[_Server]:
+    """Returns the servers. If scripts and a graph.yaml start the same servers, as files of `pdsim launch` do, returns
+    only the servers of the scripts, and adds a note to `found`. Raises ConfigError if the two start different servers.
     """
-    _, flags = parsed(process.words)
-    rank = flags.get("data-parallel-start-rank")
-    return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")
+    scripts = [one for one in servers if ".sh, line" in one.process.where]
+    others = [one for one in servers if one not in scripts]
+    if not scripts or not others or not all(_GRAPH in one.process.where for one in others):
+        return servers
+    if _numbers(scripts) != _numbers(others):
+        graph = others[0].process.where.partition(_GRAPH)[0] + _GRAPH
+        raise ConfigError(f"{graph}: starts other servers than the scripts beside it; give the scripts or {_GRAPH}")
+    found.aside.append(f"{_GRAPH}: the same as the scripts beside it")
+    return scripts
+
+
+def _numbers(servers: Sequence[_Server]) -> Counter[str]:
+    """Number of servers with each program, role, model and settings."""
+    numbers = Counter[str]()
+    for one in servers:
+        settings = [sorted(fields.items()) for fields in (one.read.server, one.read.common)]
+        numbers[repr((one.process.program, one.role, one.model, settings))] += one.process.replicas
+    return numbers
 
 
 def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
@@ -188,21 +193,10 @@ def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
         read = read_flags(process.program, {**sizes, **flags})
     except ValueError as wrong:
         raise ConfigError(f"{process.where}: {wrong}") from None
-    names = _model_of(alone, flags)
+    names = model_of(alone, flags)
     port = str(flags.get("port", ""))
     role = read.server.pop("role", None) or of_ports.get(port) or process.role
     return _Server(process, read, *names, role if role in ("prefill", "decode", "encode") else None, port)
-
-
-def _model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> tuple[str, str | None]:
-    """A text to look up in the catalog, and the path or name from which the server loads the model (None: not known).
-    The text is the first of --model-path, --model, alone[0] and --served-model-name that the catalog knows, or else the
-    first that is given; empty: none. alone: words of the command that belong to no option.
-    """
-    given = [flags.get("model-path"), flags.get("model"), *alone[:1]]
-    paths = [one for one in given if isinstance(one, str) and "$" not in one]
-    found = [*paths, *(one for one in [flags.get("served-model-name")] if isinstance(one, str) and "$" not in one)]
-    return next((one for one in found if is_known(one)), found[0] if found else ""), next(iter(paths), None)
 
 
 def _take_model(found: Imported, servers: Sequence[_Server], given: str | None) -> None:

@@ -1,9 +1,10 @@
 """Finds models and GPUs of the catalog by the names that deployments use."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
+from pdsim.formats.deployments.readers import Value
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import names
 
@@ -60,6 +61,17 @@ def is_known(given: str) -> bool:
         return not model_named(given)[2].startswith(_STANDS_IN)
     except ConfigError:
         return False
+
+
+def model_of(alone: Sequence[str], flags: Mapping[str, Value]) -> tuple[str, str | None]:
+    """A text to look up in the catalog, and the path or name from which the server loads the model (None: not known).
+    The text is the first of --model-path, --model, alone[0] and --served-model-name that the catalog knows, or else the
+    first that is given; empty: none. alone: words of the command that belong to no option.
+    """
+    given = [flags.get("model-path"), flags.get("model"), *alone[:1]]
+    paths = [one for one in given if isinstance(one, str) and "$" not in one]
+    found = [*paths, *(one for one in [flags.get("served-model-name")] if isinstance(one, str) and "$" not in one)]
+    return next((one for one in found if is_known(one)), found[0] if found else ""), next(iter(paths), None)
 
 
 def gpu_named(label: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pdsim.dataclass import dataclass
 from pdsim.formats.deployments.containers import Pods, containers_of, engine_of_image
+from pdsim.formats.deployments.readers import parsed
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, parse_yaml_documents, read_text
 
 PROGRAMS = {
@@ -327,7 +328,7 @@ def _with_variables(words: Iterable[str], variables: Mapping[str, str]) -> list[
 
 def merged(processes: Sequence[Process]) -> list[Process]:
     """The processes of rank 0 alone, so that a server on several hosts is a single process."""
-    return [one for one in processes if _rank(one) == 0]
+    return [one for one in processes if _rank(one) == 0 and not _is_headless(one)]
 
 
 def _rank(process: Process) -> int:
@@ -339,3 +340,12 @@ def _rank(process: Process) -> int:
             if word.startswith(f"{flag}=") and word.partition("=")[2].isdecimal():
                 return int(word.partition("=")[2])
     return 0
+
+
+def _is_headless(process: Process) -> bool:
+    """True if the process is a further part of a server that spans several hosts. The scenario's server is then read
+    from the process on the first host.
+    """
+    _, flags = parsed(process.words)
+    rank = flags.get("data-parallel-start-rank")
+    return "headless" in flags or (isinstance(rank, str) and rank.isdecimal() and rank != "0")

@@ -112,9 +112,9 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
 
 
 def _described(process: Process, config: Mapping[str, Any], *, starts_urls: bool) -> list[Process]:
-    """The server processes that an orchestrator's configuration file starts, and the orchestrator itself. process: the
-    orchestrator's command. config: content of the file. starts_urls: as for `_servers_of`. Raises InputError if the
-    file is wrong.
+    """The servers whose settings an orchestrator's configuration file has, then the orchestrator itself. process: the
+    orchestrator's command. config: content of the file. starts_urls: as for `_servers_of`. Raises InputError if
+    context_servers or generation_servers is wrong.
     """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
