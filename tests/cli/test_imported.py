@@ -257,6 +257,10 @@ def test_guidellm_weighs_gaps_by_tokens_so_that_tpot_is_of_the_requests_one_by_o
     found = summary(tmp_path, report)[1]
     assert (found["mean_itl_ms"], found["mean_tpot_ms"], found["std_tpot_ms"]) == (itl_ms, 6.0, 2.0)
     assert "p99_itl_ms" not in found
+    del report["benchmarks"][0]["metrics"]["output_token_count"]
+    assert summary(tmp_path, report)[1]["mean_tpot_ms"] == 6.0
+    del report["benchmarks"][0]["requests"]
+    assert "mean_tpot_ms" not in summary(tmp_path, report)[1], "the lengths are not known, so they may differ"
 
 
 def test_what_was_not_streamed_has_no_times_of_tokens(tmp_path):
@@ -514,6 +518,13 @@ def test_records_of_aiperf_are_one_result(tmp_path):
     assert found.summary["completed"] == 2
     assert found.summary["duration"] == 1.0
     assert (found.summary["mean_ttft_ms"], found.summary["output_throughput"]) == (200.0, 40.0)
+    lacks = record(2 * 10**9)
+    lacks["metrics"]["time_to_first_token"]["value"] = lacks["metrics"]["output_sequence_length"]["value"] = None
+    lacks["metadata"]["request_start_ns"] = None
+    (found,) = read_results(written(tmp_path, *rows, lacks))
+    assert (found.summary["completed"], found.summary["total_input_tokens"]) == (3, 1500)
+    assert found.summary["mean_ttft_ms"] == 200.0, "of those that have one"
+    assert not found.summary.keys() & {"duration", "total_output_tokens", "output_throughput"}
 
 
 def test_results_of_earlier_releases(tmp_path):

@@ -105,13 +105,16 @@ def inferencex(row: ResultFields) -> dict[str, float]:
 
 
 _RECORD_TIMES = {"request_latency": "e2e_latency", "time_to_first_token": "ttft", "inter_token_latency": "tpot"}
+_RECORD_ENDS = ("request_start_ns", "request_end_ns")
 
 
 def aiperf_records(rows: Iterable[ResultFields]) -> dict[str, Any]:
-    """The summary of AIPerf's records of single requests, without warm-up and without failed requests."""
+    """The summary of AIPerf's records of single requests, without warm-up and without failed requests. A total is left
+    out if one of the records lacks the number.
+    """
     times: dict[str, list[float]] = {ours: [] for ours in _RECORD_TIMES.values()}
-    tokens = {"input_sequence_length": 0.0, "output_sequence_length": 0.0}
-    begins, ends = [], []
+    numbers: dict[str, list[float | None]] = {name: [] for name in (*_AIPERF_LENGTHS, *_RECORD_ENDS)}
+    num_records = 0
     for row in rows:
         metadata = row.part("metadata")
         if metadata.get("benchmark_phase") not in (None, "profiling") or row.get("error"):
@@ -119,20 +122,24 @@ def aiperf_records(rows: Iterable[ResultFields]) -> dict[str, Any]:
         metrics = row.part("metrics")
         for theirs, ours in _RECORD_TIMES.items():
             if theirs in metrics:
-                value = metrics.part(theirs)
-                times[ours].append((value.number("value") or 0.0) * value.unit("unit", _AIPERF_IN_MS))
-        for name in tokens:
-            tokens[name] += metrics.part(name).number("value") or 0 if name in metrics else 0
-        begins.append(metadata.number("request_start_ns") or 0.0)
-        ends.append(metadata.number("request_end_ns") or 0.0)
-    if not begins:
+                latency = metrics.part(theirs)
+                if (value := latency.number("value")) is not None:
+                    times[ours].append(value * latency.unit("unit", _AIPERF_IN_MS))
+        for name in _AIPERF_LENGTHS:
+            numbers[name].append(metrics.part(name).number("value") if name in metrics else None)
+        for name in _RECORD_ENDS:
+            numbers[name].append(metadata.number(name))
+        num_records += 1
+    if not num_records:
         return {}
-    duration = (max(ends) - min(begins)) / 1e9
-    inputs, outputs = tokens.values()
-    summary: dict[str, Any] = {"completed": len(begins), "duration": duration}
-    summary |= {"total_input_tokens": round(inputs), "total_output_tokens": round(outputs)}
+    summary: dict[str, Any] = {"completed": num_records}
+    whole = {name: [one for one in of_all if one is not None] for name, of_all in numbers.items() if None not in of_all}
+    if whole.keys() >= set(_RECORD_ENDS):
+        begins, ends = (whole[name] for name in _RECORD_ENDS)
+        summary["duration"] = (max(ends) - min(begins)) / 1e9
+    summary |= {ours: round(sum(whole[theirs])) for theirs, ours in _AIPERF_LENGTHS.items() if theirs in whole}
     summary = _with_rates(summary)
-    for latency, values in times.items():
-        found = statistics(latency, Samples(values)) if values else {}
-        summary |= {name: value for name, value in found.items() if value is not None}
+    for ours, times_ms in times.items():
+        found = statistics(ours, Samples(times_ms)) if times_ms else {}
+        summary |= {name: value_ms for name, value_ms in found.items() if value_ms is not None}
     return summary

@@ -108,7 +108,8 @@ def _guidellm_tpot(benchmark: ResultFields, metrics: ResultFields) -> dict[str, 
     returned. Otherwise the statistics are computed from single requests. Empty: the file lacks some of these requests.
     """
     lengths = _guidellm_successful(metrics, "output_token_count")
-    if lengths.number("min") == lengths.number("max"):
+    shortest, longest = lengths.number("min"), lengths.number("max")
+    if shortest is not None and shortest == longest:
         return _guidellm_times(_guidellm_successful(metrics, _GUIDELLM_TPOT), "tpot")
     if "requests" not in benchmark:
         return {}
