@@ -45,7 +45,8 @@ def with_priority_policy(data: Any) -> Any:
             if isinstance(given := filled.get(role, data.get(role)), dict):
                 filled[role] = _filled({"preemption": VLLM_VICTIMS}, given)
     elif "aggregated" in filled:
-        filled["aggregated"] = {"priority_preemption_threshold": PREEMPTION_THRESHOLD, **filled["aggregated"]}
+        default = {"priority_preemption_threshold": PREEMPTION_THRESHOLD}
+        filled["aggregated"] = _filled(default, filled["aggregated"])
     return {**data, **filled}
 
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from pdsim.scenario.loading import parse_scenario as parse_scenario_at
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError
 
 
@@ -46,6 +47,17 @@ def test_null_is_as_if_a_field_of_a_section_were_not_there(section, engine, prio
     expected = parse_scenario({**data, section: given})
     for name in fields_of(section):
         assert parse_scenario({**data, section: {**given, name: None}}) == expected, name
+
+
+@pytest.mark.parametrize("priorities", [{}, {"chat": 1}])
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_null_is_as_if_a_field_of_aggregated_servers_were_not_there(engine, priorities):
+    given = {"gpu": "h100"}
+    data = {"model": DATA["model"], "workload": DATA["workload"], "engine": engine, "priorities": priorities}
+    expected = parse_scenario({**data, "aggregated": given})
+    names = [name for name, field in AggregatedSettings.model_fields.items() if not field.is_required()]
+    for name in names:
+        assert parse_scenario({**data, "aggregated": {**given, name: None}}) == expected, name
 
 
 @pytest.mark.parametrize("name", ["model", "workload", "prefill"])
