@@ -277,6 +277,17 @@ def test_the_map_hatches_what_has_no_result(folder):
     assert len([patch for patch in ax.collections if patch.get_hatch()]) == 2
 
 
+def test_the_map_has_all_results_if_one_of_the_two_numbers_of_servers_varies(folder):
+    found = read_sweep(folder / "out")
+    points = [replace(one, changes={**one.changes, "decode.instances": 1}) for one in found.points]
+    page = sweep_page(replace(found, points=points))
+    (shown,) = (shown for shown in page.figures if shown.name == "map-chat")
+    (ax,) = shown.figure.axes
+    assert shown.title == "Goodput for chat by prefill.pool_tokens and P:D"
+    assert len(ax.texts) == 4
+    assert not [patch for patch in ax.collections if patch.get_hatch()]
+
+
 dots = st.lists(st.builds(Dot, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
 
 

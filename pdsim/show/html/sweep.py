@@ -282,7 +282,7 @@ def _value(slo: str) -> Value:
 
 
 def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value) -> float | None:
-    here = [point for point in points if all(point.changes.get(field) == want for field, want in fields.items())]
+    here = [point for point in points if all(_labelled(point).get(field) == want for field, want in fields.items())]
     return max(map(value, here), default=None)
 
 
