@@ -185,8 +185,17 @@ def no_extras(body):
 def test_what_a_server_refuses_is_left_out(tmp_path, capsys):
     with stub(odd=no_extras) as server:
         assert observe(server, tmp_path) == 0
-    assert "leave out ignore_eos" in capsys.readouterr().err
+    assert "leave out ignore_eos, which" in capsys.readouterr().err
     assert len(rows(tmp_path)) > 20
+    assert "stream_options" in server.bodies[-1]
+
+
+def test_only_what_a_server_refuses_is_left_out(tmp_path, capsys):
+    refusal = (422, {"error": "extra fields not permitted"})
+    with stub(odd=lambda body: refusal if "stream_options" in body else None) as server:
+        assert observe(server, tmp_path) == 0
+    assert "leave out stream_options, which the server refuses" in capsys.readouterr().err
+    assert server.bodies[-1]["ignore_eos"] is True
 
 
 def test_prompts_that_are_too_long_end_the_lengths(tmp_path, capsys):

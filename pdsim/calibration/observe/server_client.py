@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from itertools import combinations
 from random import SystemRandom
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -263,16 +264,18 @@ class ServerClient:
         Raises ServerError if the server refuses the request without these fields, or if the request fails in another
         way.
         """
-        for name in (*OPTIONAL_FIELDS, None):
+        choices = [names for count in range(len(OPTIONAL_FIELDS) + 1) for names in combinations(OPTIONAL_FIELDS, count)]
+        for left_out in choices:
+            self._optional = {name: value for name, value in OPTIONAL_FIELDS.items() if name not in left_out}
             try:
                 self.complete(self.text(16), 4)
             except ServerError as wrong:
-                if name is None or wrong.status not in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}:
+                is_refused = wrong.status in {HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY}
+                if not is_refused or left_out == choices[-1]:
                     raise
-                self._optional.pop(name)
             else:
                 break
-        return [name for name in OPTIONAL_FIELDS if name not in self._optional]
+        return list(left_out)
 
     @contextmanager
     def _answer(
