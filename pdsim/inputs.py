@@ -106,9 +106,7 @@ def parse_json(text: str, where: str, *, has_infinity: bool = False) -> Any:
         line = f", line {wrong.lineno}" if "\n" in text.rstrip() else ""
         raise InputError(f"{where}{line}: not JSON: {wrong.msg} at column {wrong.colno}") from None
     except RecursionError:
-        raise InputError(
-            f"{where}: JSON is nested more than 100 levels deep, which no file that pdsim reads is"
-        ) from None
+        raise InputError(f"{where}: JSON is nested too deeply: no file that pdsim reads is 100 levels deep") from None
     except ValueError as wrong:  # ours, or Python's of an integer of more than 4300 digits
         said = wrong if isinstance(wrong, _NotFiniteError) else "a number of more than 4300 digits"
         raise InputError(f"{where}: {said}") from None
