@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from io import BytesIO
@@ -94,7 +94,7 @@ def validate_suite(
 
             print_validation(validation)
         if validation.unequal:
-            what = "bytes or descriptors differ although requests had the same tokens cached and sent"
+            what = "requests sent other bytes than in the simulation, or finished in only one of the two runs"
             print(f"pdsim: {suite.name}: {', '.join(validation.unequal)}: {what}", file=sys.stderr)
             raise SystemExit(1)
         fail_for_requests({f"{one.name}, simulated": one.failures for one in validation.comparisons})
@@ -214,39 +214,50 @@ class Step:
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix into `out`, the folder of a campaign, and returns the copied matrix. Files in the folder of the
-    matrix's scenario are copied, too, except profiles, .md and .py files. The copy names profiles and real runs that
+    """Copies a matrix into `out`, the folder of a campaign, and returns the copied matrix. Files beside the matrix
+    and beside its scenario are copied, too, except profiles, .md and .py files. The copy names profiles and real runs that
     the campaign will make.
 
     changes: changes of the scenario, in the notation of --set. hosts: file of hosts; None: the matrix's. Raises
-    ConfigError if the matrix is wrong, or if `out` is the folder of its scenario. Raises InputError as
+    ConfigError if the matrix is wrong, or if `out` is its folder or that of its scenario. Raises InputError as
     _require_campaign does.
     """
     suite = load_suite(matrix, Path("experiments"))
-    source = suite.scenario_path.parent
-    scenario, copied = read_yaml(suite.scenario_path), read_yaml(source / SUITE_FILE)
+    sources = list(dict.fromkeys(path.parent.resolve() for path in (suite.scenario_path, suite.path)))
+    scenario, copied = read_yaml(suite.scenario_path), read_yaml(suite.path)
     for change in changes:
         apply_change(scenario, change)
-    if out.resolve() == source.resolve():
+    if out.resolve() in sources:
         raise ConfigError(f"--out: {out} is the matrix itself; expected another folder")
     _require_campaign(out)
+    changed = {one.name: replace(one, changes=(*changes, *one.changes)) for one in suite.variants}
+    ranks = {name: _ranks(suite.real_scenario(variant)) for name, variant in changed.items()}
+    first = ranks[suite.variants[0].name]
     (out / _DATA).mkdir(parents=True, exist_ok=True)
-    profiles = {suite.profile, *(variant.profile for variant in suite.variants)}
-    for path in source.iterdir():
-        is_input = path.suffix not in _NOT_COPIED and path.name not in {SUITE_FILE, suite.scenario_path.name}
-        if path.is_file() and is_input and path not in profiles:
-            shutil.copy(path, out)
+    made = {_ERRORS, *(_profile_name(one, first) for one in ranks.values())}
+    for source in sources:
+        _copy_inputs(suite, source, out, made)
     if hosts is not None:
         shutil.copy(hosts, out / "hosts.yaml")
         copied.setdefault("real", {})["hosts"] = "hosts.yaml"
     scenario["name"] = out.resolve().name
     write_yaml(scenario, out / "scenario.yaml")
-    ranks = {variant.name: _ranks(suite.real_scenario(variant)) for variant in suite.variants}
-    first = ranks[suite.variants[0].name]
     variants = {variant.name: _variant(variant, ranks[variant.name], first) for variant in suite.variants}
     copied |= {"scenario": "scenario.yaml", "profile": _profile_name(first, first), "runs": _DATA, "variants": variants}
     write_yaml(copied, out / SUITE_FILE)
     return load_suite(str(out), Path())
+
+
+def _copy_inputs(suite: ValidationSuite, source: Path, out: Path, made: Collection[str]) -> None:
+    """Copies the input files of a matrix from the folder `source` into the campaign's folder. made: names of files that
+    steps of the campaign make; a copy of such a file would stand for the campaign's own result.
+    """
+    profiles = [suite.profile, *(variant.profile for variant in suite.variants)]
+    others = {path.resolve() for path in (suite.path, suite.scenario_path, *profiles) if path is not None}
+    for path in source.iterdir():
+        is_input = path.suffix not in _NOT_COPIED and path.name not in {SUITE_FILE, *made}
+        if path.is_file() and is_input and path.resolve() not in others:
+            shutil.copy(path, out)
 
 
 def _require_campaign(out: Path) -> None:
@@ -345,7 +356,7 @@ def carry_out(
     commands = []
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
         commands.append(shlex.join(step.command))
-        if (out / step.makes).is_file():
+        if (out / step.makes).is_file() and not (step.makes == _ERRORS and missing(suite)):
             tell(f"has {step.makes}")
             continue
         tell(commands[-1])

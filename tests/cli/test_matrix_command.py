@@ -110,7 +110,7 @@ def test_other_bytes_fail(capsys, matrix):
     code, out, said = validate(capsys, matrix)
     assert code == 1
     assert "NOT EQUAL: requests 0, 1, 2" in out
-    assert "c4: bytes or descriptors differ" in said
+    assert "c4: requests sent other bytes than in the simulation, or finished in only one" in said
 
 
 def test_a_machine_that_cannot_is_one_message(capsys, matrix, monkeypatch):

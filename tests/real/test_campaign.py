@@ -12,8 +12,9 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
 from pdreal.cli import main
 
+from pdsim.cli import matrix as matrix_commands
 from pdsim.cli.matrix import prepare, steps
-from pdsim.scenario.yaml_file import read_yaml
+from pdsim.scenario.yaml_file import ConfigError, read_yaml
 
 EXPERIMENTS = Path("experiments")
 
@@ -30,6 +31,38 @@ def test_each_tensor_parallel_size_has_rows_and_each_pair_a_profile(tmp_path):
     profiles = {(variant.profile or suite.profile).name for variant in suite.variants}
     assert profiles == {name for name in made if name.startswith("profile")}
     assert all("--gpu b200" in made[profile] for profile in profiles)
+
+
+def test_ranks_are_those_of_the_changed_scenario(tmp_path):
+    suite = prepare("validation-h200-tp", tmp_path / "mine", ["prefill.tp=2", "decode.tp=2"], None)
+    assert {(variant.profile or suite.profile).name for variant in suite.variants} == {"profile.yaml"}
+    assert "--prefill-tp 2 --decode-tp 2" in commands(suite, num_gpus=4)["profile.yaml"]
+
+
+def test_a_matrix_is_copied_with_its_own_settings_and_without_the_results_of_others(tmp_path):
+    """The scenario is that of another matrix, which has results."""
+    shared, own, out = (tmp_path / name for name in ("shared", "own", "mine"))
+    for folder in (shared, own):
+        folder.mkdir()
+    shutil.copy(EXPERIMENTS / "validation-cpu" / "scenario.yaml", shared)
+    for name in ("matrix.yaml", "profile.yaml", "errors.txt", "trace.jsonl"):
+        (shared / name).write_text("real: {timeout: 1 s}\nwithin: {mean: 1 %}\n")
+    (own / "hosts.yaml").write_text("hosts: {a: {address: 10.0.0.1}}\n")
+    real = {"timeout": "7 s", "hosts": "hosts.yaml"}
+    matrix = {"scenario": "../shared/scenario.yaml", "real": real, "within": {"mean": "15 %"}, "variants": {"c8": []}}
+    (own / "matrix.yaml").write_text(json.dumps(matrix))
+    suite = prepare(str(own), out, [], None)
+    assert (suite.real.timeout, suite.tolerances.mean) == (7 * 10**9, 0.15)
+    assert {path.name for path in out.iterdir()} == {
+        "scenario.yaml",
+        "matrix.yaml",
+        "hosts.yaml",
+        "trace.jsonl",
+        "data",
+    }
+    for folder in (shared, own):
+        with pytest.raises(ConfigError, match="is the matrix itself"):
+            prepare(str(own), folder, [], None)
 
 
 def test_whole_experts_have_rows_of_their_own(tmp_path):
@@ -73,6 +106,28 @@ def test_a_campaign_goes_on_where_it_was_and_packs_all(tmp_path, capsys):
         names = set(packed.getnames())
     kept = ("README.md", "matrix.yaml", "scenario.yaml", "profile.yaml", "data/rows.csv", "data/c8/summary.json")
     assert {f"mine/{name}" for name in kept} <= names
+
+
+def test_a_campaign_repeats_its_validation_while_real_runs_are_missing(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr(matrix_commands, "_run_step", lambda step, _: ran.append(step.makes))
+    out = tmp_path / "mine"
+    variants = read_yaml(EXPERIMENTS / "validation-cpu" / "matrix.yaml")["variants"]
+    for name in variants:
+        (out / "data" / name).mkdir(parents=True)
+        (out / "data" / name / "summary.json").touch()
+    shutil.copy(EXPERIMENTS / "validation-cpu" / "data" / "rows.csv", out / "data")
+    for name in ("matrix.yaml", "profile.yaml", "errors.txt"):
+        (out / name).touch()
+
+    def carry_out():
+        matrix_commands.carry_out("validation-cpu", out, [], None, rounds=1, num_gpus=0, tell=lambda _: None)
+
+    carry_out()
+    assert ran == []
+    (out / "data" / next(iter(variants)) / "summary.json").unlink()
+    carry_out()
+    assert ran == ["errors.txt"]
 
 
 def test_a_step_that_fails_ends_the_campaign(tmp_path, capsys):

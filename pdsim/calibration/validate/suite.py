@@ -120,6 +120,8 @@ class Variant:
 @dataclass(frozen=True)
 class ValidationSuite:
     name: str
+    path: Path
+    """Path of the suite's own file."""
     scenario_path: Path
     profile: Path | None
     """Profile with the step times of the simulations, for variants without a profile of their own. None: each variant
@@ -208,6 +210,7 @@ def suite_of(file: SuiteFile, path: Path) -> ValidationSuite:
         raise ConfigError(f"{path}: runs: {file.runs} lies outside of {folder}; name a folder elsewhere with --runs")
     return ValidationSuite(
         folder.resolve().name,
+        path,
         folder / file.scenario,
         beside(file.profile),
         runs,
