@@ -214,8 +214,8 @@ class Step:
 
 
 def prepare(matrix: str, out: Path, changes: Sequence[str], hosts: Path | None) -> ValidationSuite:
-    """Copies a matrix into `out`, the folder of a campaign, and returns the copied matrix. Files beside the matrix
-    and beside its scenario are copied, too, except profiles, .md and .py files. The copy names profiles and real runs that
+    """Copies a matrix into `out`, the folder of a campaign, and returns the copied matrix. Files beside the matrix and
+    beside its scenario are copied, too, except profiles, .md and .py files. The copy names profiles and real runs that
     the campaign will make.
 
     changes: changes of the scenario, in the notation of --set. hosts: file of hosts; None: the matrix's. Raises
