@@ -2,8 +2,9 @@
 
 Register a cache once as a Pool; then gather its pages into staging, and scatter staging into pages, or push pages into
 those of a peer. Decode steps append new K and V, then attend over pages. Prefill attends over a batch of prompts whose
-tokens lie one behind another. Every kernel has an oracle in pdkernels.reference; the oracle of pdkernels.delta is
-pdreal.model.delta. Kernels that real mode does not use are in pdkernels.unused.
+tokens lie one behind another. Every kernel has an oracle (a function in plain torch with the same result) in
+pdkernels.reference; the oracle of pdkernels.delta is pdreal.model.delta. Kernels that real mode does not use are in
+pdkernels.unused.
 """
 
 from pdkernels.attention.append import append

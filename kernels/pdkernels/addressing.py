@@ -36,8 +36,8 @@ def table_entry(table, plane):
 
 @triton.jit
 def words(unit):
-    """Returns the offsets of the two 8-byte words of each unit (16 bytes), [n, 2]. unit: offsets of the units, [n], as
-    numbers of units.
+    """Returns the offsets of the two 8-byte words of each unit (16 bytes), [n, 2], as numbers of words. unit: offsets
+    of the units, [n], as numbers of units.
     """
     return unit[:, None] * 2 + tl.arange(0, 2)[None, :]
 

@@ -2,8 +2,9 @@
 
 Decode computes the same as `recur` in pdreal.model.delta, prefill the same as `scan`. Decode reads and writes each
 state once; with 128 x 128 states in fp32 these bytes are nearly all its traffic. Prefill works as SGLang
-(kernels/ops/attention/fla/chunk.py): it solves all chunks of 64 tokens at once (prepare), goes from chunk to chunk with
-a part of the state in registers (scan), then computes the outputs of all chunks at once. No sequence uses slot 0.
+(kernels/ops/attention/fla/chunk.py): it solves all chunks of up to 64 tokens at once (prepare), goes from chunk to
+chunk with a part of the state in registers (scan), then computes the outputs of all chunks at once. No sequence uses
+slot 0, to which padding writes.
 """
 
 from collections.abc import Sequence
@@ -82,10 +83,10 @@ def conv_step_kernel(
     mixed, weight, states, slots, tracked, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. mixed, slots,
-    tracked: as for delta_step. states: delta_step's argument `conv`. weight: convolution weights, [channels, taps].
-    mixed_stride: elements from one row of mixed to the next. TAPS: number of tokens that the convolution sees. BLOCK:
-    number of channels per program.
+    """Convolves one token of one sequence, and shifts the token into the sequence's convolution state. Writes silu of
+    the result to `out`. mixed, slots, tracked: as for delta_step. states: delta_step's argument `conv`. weight:
+    convolution weights, [channels, taps]. mixed_stride: elements from one row of mixed to the next. TAPS: number of
+    tokens that the convolution sees. BLOCK: number of channels per program.
     """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -194,9 +195,9 @@ class Chunks(NamedTuple):
     ) -> "Chunks":
         """Returns the chunks of a batch of sequences.
 
-        lengths: number of tokens of each sequence. states: for each sequence, (number of tokens, slot): a state is
-        written to the slot after so many of the sequence's tokens. Numbers ascend, and the last is the sequence's
-        length. sources: slot of each sequence's earlier state; 0: none.
+        lengths: number of tokens of each sequence. states: for each sequence, pairs (number of tokens, slot): a state
+        is written to the slot after so many of the sequence's tokens. Numbers do not descend, and the last is the
+        sequence's length. sources: slot of each sequence's earlier state; 0: none.
         """
         begins, firsts, ranges, writes = [0], [0], [], []
         for sequence, (length, left) in enumerate(zip(lengths, states, strict=True)):
@@ -220,9 +221,9 @@ def conv_kernel(
     mixed, weight, states, sequences, begins, sources, out, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolves one token. For the first tokens of a sequence, earlier inputs come from the sequence's convolution
-    state. states: `conv` of delta_step. sequences, begins, sources: fields of Chunks. The other arguments have the same
-    meaning as for conv_step_kernel.
+    """Convolves one token, and writes silu of the result to `out`. For the first tokens of a sequence, earlier inputs
+    come from the sequence's convolution state; without a state they are zeros. states: `conv` of delta_step. sequences,
+    begins, sources: fields of Chunks. The other arguments have the same meaning as for conv_step_kernel.
     """
     token = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -245,8 +246,9 @@ def conv_state_kernel(
     mixed, states, begins, sources, writes, mixed_stride, CHANNELS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Writes one convolution state: the last inputs before a token. The kernel may write to the slot from which it
-    reads the sequence's earlier state. states: delta_step's argument `conv`. begins, sources, writes: fields of Chunks.
+    """Writes one convolution state: the last TAPS - 1 inputs up to the token at which the state is taken. The kernel
+    may write to the slot from which it reads the sequence's earlier state. states: delta_step's argument `conv`.
+    begins, sources, writes: fields of Chunks.
     """
     write = tl.program_id(0) * 3
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -287,8 +289,9 @@ def prepare_kernel(
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Solves the recurrence within one chunk of one head, for a state of zeros (from_values) and as a factor on the
-    state (from_keys). Writes also the sums of decays up to each token (totals). ranges: as of Chunks. Other inputs: as
-    of step_kernel. CHUNK: tokens per chunk.
+    state (from_keys). Writes also, for each token, the sum of the logarithms of decays from the chunk's first token up
+    to this token (totals). ranges: as of Chunks. Other inputs: as of step_kernel. CHUNK: maximum number of tokens of a
+    chunk.
     """
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(ranges + 3 * chunk), tl.load(ranges + 3 * chunk + 1)
@@ -323,9 +326,10 @@ def scan_kernel(
     KEY_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Goes through the chunks of one sequence, for some value dimensions of one head. Writes the state before each
-    chunk (befores). Overwrites from_values with what each token adds to the state. totals, from_keys: of
-    prepare_kernel. states: `ssm` of delta_step. sources, firsts, ranges: as of Chunks.
+    """Goes through the chunks of one sequence, for BLOCK value dimensions of one head. Writes the state before each
+    chunk (befores), and the states that the sequence keeps to their slots in `states`. Overwrites from_values with what
+    each token adds to the state. totals, from_keys: of prepare_kernel. states: `ssm` of delta_step. sources, firsts,
+    ranges: as of Chunks.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     place, key = tl.arange(0, CHUNK), tl.arange(0, KEY)
@@ -363,7 +367,7 @@ def outputs_kernel(
     mixed, totals, added, befores, ranges, out, HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEY: tl.constexpr,
     VALUE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes the outputs of one chunk, for some value dimensions of one head. mixed: outputs of the convolution,
+    """Computes the outputs of one chunk, for BLOCK value dimensions of one head. mixed: outputs of the convolution,
     [tokens, channels]. totals: from prepare_kernel. added: values that the chunk's tokens add to the state (from_values
     of scan_kernel). befores: states before each chunk. ranges: as in Chunks. out: the outputs, [tokens, HEADS, VALUE].
     """

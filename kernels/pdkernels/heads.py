@@ -14,8 +14,8 @@ class HeadMove:
 
 
 def head_moves(kv_heads: int, source_ranks: int, target_ranks: int) -> list[HeadMove]:
-    """Returns the fewest moves between source_ranks and target_ranks ranks that fill every target rank, ordered by
-    target rank and its heads.
+    """Returns the fewest moves from `source_ranks` ranks that fill each of `target_ranks` ranks, ordered by target rank
+    and its heads. Raises ValueError if neither the heads divide evenly over the ranks nor the ranks over the heads.
 
     With more ranks than heads, each head has several copies. A target rank gets each head once. If n source ranks hold
     a head, target rank t gets it from the (t mod n)-th of them, so that source ranks share the work.

@@ -63,8 +63,9 @@ class Launcher:
         self._launches: dict[int, Callable[..., None]] = {}
 
     def __call__(self, device: torch.device, grid: Grid, *integers: int) -> None:
-        """Launches the kernel on the device's current stream. grid: number of programs in each dimension. integers:
-        values of the kernel's run-time parameters, in order.
+        """Launches the kernel on the device's current stream, or runs it in Triton's interpreter if the device is a
+        CPU. grid: number of programs in each dimension. integers: values of the kernel's run-time parameters, in order.
+        Raises RuntimeError if the device is a CPU and the interpreter is off.
         """
         if device.type == "cpu":
             self._interpret(grid, integers)

@@ -19,7 +19,7 @@ class KvLayout:
     """Shape of one plane (K or V of one layer) on one rank. heads: KV heads of the rank.
 
     Order NHD: [slots, heads, head_dim], token after token. Order HND: [pages, heads, page_size, head_dim], so that one
-    head of a page is contiguous. Page p holds token slots p * page_size to (p + 1) * page_size in both.
+    head of a page is contiguous. Page p holds token slots p * page_size to (p + 1) * page_size - 1 in both.
     """
 
     heads: int
@@ -48,8 +48,8 @@ class KvLayout:
 
     def check_heads(self, heads: range | None, parts: int) -> range:
         """Returns the range of heads; None means all heads. parts: number of equal parts into which the heads are to be
-        divided. Raises ValueError if the layout lacks some of the heads, or if the heads do not divide into this number
-        of equal parts.
+        divided. Raises ValueError if the range is empty or has gaps, if the layout lacks some of the heads, or if the
+        heads do not divide into this number of equal parts.
         """
         if heads is None:
             heads = range(self.heads)
@@ -63,11 +63,11 @@ class KvLayout:
 @dataclass(eq=False)
 class Pool:
     """The KV pages of one rank, registered once: K and V tensors of every layer and the table of their addresses.
-    prepared: kernels that were compiled for this pool.
+    prepared: launches that were prepared for this pool (checked arguments and kernels), by their arguments.
 
-    Args: keys, values: one tensor per layer, contiguous, alike in shape, dtype and device. Three dimensions mean NHD
-    [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim]. page_size: tokens per page, a power of
-    two; for HND, None: the size is taken from the tensors.
+    Args: keys, values: one tensor per layer, contiguous, alike in shape, dtype and device; values may be empty. Three
+    dimensions mean NHD [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim]. page_size: tokens
+    per page, a power of two. None: 1 for NHD; for HND, the size is taken from the tensors.
     """
 
     keys: Sequence[torch.Tensor]
@@ -108,8 +108,8 @@ class Pool:
 
 @dataclass(eq=False)
 class MappedPool:
-    """The KV pages of a rank in another process. addresses: where that rank's planes (K or V of one layer) are mapped
-    in this process.
+    """The KV pages of a rank in another process. addresses: where that rank's planes (K, V or latents of one layer) are
+    mapped in this process, in the order of the planes of the Pool from which `push` copies.
     """
 
     addresses: Sequence[int]

@@ -1,5 +1,5 @@
-"""The kernels in plain torch. The tests compare the kernels with these functions, which are short and define what each
-kernel computes.
+"""The kernels in plain torch, except those of pdkernels.delta. The tests compare the kernels with these functions,
+which are short and define what each kernel computes.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ from pdkernels.layout import KvLayout, Pool
 
 
 def read_tokens(plane: torch.Tensor, layout: KvLayout, pages: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Returns the first tokens of a page list, from one plane (K or V of one layer): [tokens, heads, head_dim]."""
+    """Returns the first `tokens` tokens of a page list, from one plane (K or V of one layer): [tokens, heads,
+    head_dim].
+    """
     page, within = _positions(layout, pages, tokens)
     return plane[page, :, within] if layout.order == "HND" else plane[page * layout.page_size + within]
 
@@ -66,8 +68,9 @@ def push_reference(
     source_heads: range | None = None,
     target_heads: range | None = None,
 ) -> None:
-    """Copies the first `tokens` tokens of a page list from one pool to another: a gather and a scatter, without staging
-    between them. source_heads, target_heads: heads to read and to write; None: all heads.
+    """Copies the first `tokens` tokens of a page list from one pool to another. The function does this by a gather and
+    a scatter; the kernel needs no staging between them. source_heads, target_heads: heads to read and to write; None:
+    all heads.
     """
     staging = gather_reference(source, source_pages, tokens, heads=source_heads).to(target.device)
     scatter_reference(target, target_pages, tokens, staging, heads=target_heads)
@@ -76,8 +79,8 @@ def push_reference(
 def gather_fp8_reference(
     pool: Pool, pages: torch.Tensor, tokens: int, scales: torch.Tensor, *, heads: range | None = None, slices: int = 1
 ) -> torch.Tensor:
-    """Returns the staging span in float8_e4m3. scales: one for each plane (K or V of one layer). Each plane is divided
-    by its scale, and clamped to the range of e4m3.
+    """Returns the staging span in float8_e4m3, as flat bytes. scales: one for each plane (K or V of one layer). Each
+    plane is divided by its scale, and clamped to the range of e4m3.
     """
     heads = pool.layout.check_heads(heads, slices)
     kv = torch.stack([read_tokens(plane, pool.layout, pages, tokens) for plane in pool.planes])
@@ -132,9 +135,10 @@ def paged_decode_reference(
     scale: float,
     window: int = 0,
 ) -> torch.Tensor:
-    """Returns the attention of one new token per sequence, [batch, query_heads, head_dim], in float32 through torch's
-    SDPA. layer: index of the layer in the pool. block_table, scale: as of paged_decode. lengths: cached tokens of each
-    sequence, including the new one. window: number of last tokens that the new token sees, including itself; 0: all.
+    """Returns the attention of one new token per sequence, [batch, query_heads, head_dim], in the query's data type.
+    The function computes in float32 through torch's SDPA. A sequence without tokens gets zeros. layer: index of the
+    layer in the pool. block_table, scale: as of paged_decode. lengths: cached tokens of each sequence, including the
+    new one. window: number of last tokens that the new token sees, including itself; 0: all.
     """
     out = torch.zeros_like(query)
     group = query.shape[1] // pool.layout.heads
@@ -157,8 +161,8 @@ def latent_decode_reference(
     query: torch.Tensor, latents: torch.Tensor, slots: Sequence[torch.Tensor], rank: int, scale: float
 ) -> torch.Tensor:
     """Returns the attention of one new token per sequence to the latents in the sequence's slots, [batch, query_heads,
-    rank], in float64. slots: for each sequence, the slots of its tokens. rank: width of the part of a latent that
-    serves as value. scale: factor on the scores.
+    rank], computed in float64, in the query's data type. A sequence without slots gets zeros. slots: for each sequence,
+    the slots of its tokens. rank: width of the part of a latent that serves as value. scale: factor on the scores.
     """
     out = query.new_zeros(*query.shape[:2], rank)
     for row, own in enumerate(slots):
@@ -177,9 +181,9 @@ def packed_prefill_reference(
     num_all: Sequence[int],
     window: int = 0,
 ) -> torch.Tensor:
-    """Returns the causal attention of packed sequences in float64. num_new: number of last tokens of each sequence,
-    which have queries. num_all: number of all tokens of each sequence, which have keys and values. window: number of
-    last tokens that each token sees, including itself; 0: all.
+    """Returns the causal attention of packed sequences, computed in float64, in the query's data type. num_new: number
+    of last tokens of each sequence, which have queries. num_all: number of all tokens of each sequence, which have keys
+    and values. window: number of last tokens that each token sees, including itself; 0: all.
     """
     group = query.shape[1] // key.shape[1]
     parts = zip(query.split(num_new), key.split(num_all), value.split(num_all), strict=True)

@@ -1,6 +1,7 @@
-"""Laws that hold between any two calls into an instance, for tests, debug runs and the end of every run.
+"""Checks of laws: `check`, which only tests call, of laws that hold between any two calls into an instance, and
+`check_all_idle` of laws that hold at the end of every run.
 
-docs/invariants.md lists the laws with the ids that are used here. `check` raises InvariantError with the state that
+docs/invariants.md lists the laws with the ids that are used here. The checks raise InvariantError with the state that
 breaks a law.
 """
 
@@ -42,8 +43,9 @@ def check(instance: AnyInstance) -> None:
 
 
 def check_idle(instance: AnyInstance) -> None:
-    """Checks that an instance holds nothing after the last request: every page is free or evictable. Raises
-    InvariantError. The check is fast enough for the end of every run.
+    """Raises InvariantError if an instance still holds something after the last request has ended: a lease, a page that
+    is neither free nor evictable, a prefetch, pages of a retracted request, a copy or lookup of host memory, or a
+    request. The check is fast enough for the end of every run.
     """
     pool = instance.cache.pool
     _require(not held_leases(instance), "LEAK-1", "leases after the last request", held_leases(instance), instance)

@@ -23,17 +23,20 @@ class RunResult(RunTables):
     scenario: Scenario
     """The scenario with all defaults filled in."""
     records: RunRecords
-    """Records of all requests, including warm-up requests."""
+    """All records of the run: of requests, steps, transfers and others. Warm-up requests are included."""
     num_events: int
     """Number of events that the simulation scheduled."""
     stall: list[str] = field(default_factory=list)
     """One line for each request that never ended. Empty: the run did not stall."""
     num_primes: int = 0
-    """Number of warm-up requests in the workload."""
+    """Number of priming requests in the workload, which are sent first to fill caches. They count as warm-up."""
 
     @property
     def judged(self) -> RunRecords:
-        """The records that an SLO judges: those of all requests but the workload's warm-up requests."""
+        """The records without those of warm-up requests: the workload's priming requests or, if there are none, the
+        client's warm-up requests. An SLO judges the requests in these records. Steps, transfers and all other records
+        are those of the whole run.
+        """
         return self.records.without_first(self._num_warm_up)
 
     @property
@@ -72,8 +75,8 @@ class RunResult(RunTables):
         return arrow_table(self.records, name)
 
     def warnings(self) -> list[str]:
-        """Returns one line for each property of a real server that the run does not model, and for each cost outside
-        its measured sizes.
+        """Returns one line for each crash of a real server that the run does not model, for each cost that was not
+        measured or is used outside its measured sizes, and for each kind of media (images, audio) in the requests.
         """
         return [*self.scenario.engine_warnings, *self._cost_warnings(), *self._media_warnings()]
 

@@ -15,8 +15,9 @@ class Scraping:
         levels: Callable[[], dict[str, Levels] | None],
         send: Callable[[m.MetricsSeen], None],
     ) -> None:
-        """interval_ns: time in ns between two readings; 0: no metrics are read. levels: function that returns the
-        levels of living instances by id; None: the run has ended. send: called with the metrics of each reading.
+        """interval_ns: time in ns between two readings; 0: no metrics are read. levels: returns the levels (queues
+        and pages) of living instances by id, or None if all requests have ended. send: called with the metrics of each
+        reading.
         """
         self._timeline = timeline
         self._interval_ns = interval_ns
@@ -32,8 +33,8 @@ class Scraping:
         self._timeline.after(self._interval_ns, self._look)
 
     def _look(self, _: None) -> None:
-        """Reads the metrics, and schedules the next reading. Stops if no other event is due, so that a stalled run
-        ends.
+        """Reads the metrics, and schedules the next reading. Stops if all requests have ended, or if no other event is
+        due, so that a stalled run ends.
         """
         self._timeline.num_watches -= 1
         levels = self._levels()

@@ -111,8 +111,8 @@ class Simulation(Bus):
         self._clients.tell_router(message)
 
     def _driver(self, instance: Any) -> Actor:
-        """Returns a driver for a new or restarted instance. A restarted instance gets an empty host memory, and must
-        compile its kernels again.
+        """Returns a driver for a new or restarted instance. A restarted instance gets an empty host memory. If the
+        scenario models cold servers (cost.cold_kernels, cost.cold_start), the instance is cold again.
         """
         lockstep = self._locksteps.get(server_of(instance.instance_id))
         parts = Parts(
@@ -234,7 +234,9 @@ class Simulation(Bus):
 
     @property
     def _is_looked_at(self) -> bool:
-        """True: the router reads the state of instances between decode steps, so each step is simulated alone."""
+        """True: the router reads metrics of instances at intervals, or asks aggregated instances for cached tokens, so
+        each decode step is simulated alone.
+        """
         router = self.cluster.router
         return router.metrics_interval_ns > 0 or ("aggregated" in router.roles and bool(router.asked_caches))
 

@@ -31,14 +31,16 @@ NUM_SEEDS = 3
 MAX_GPUS = 32
 """Default limit of the number of GPUs in a planned cluster."""
 ROUTERS = ("cache_aware", "least_loaded")
-"""Routing policies that a study tries if a role has several instances and the scenario names no router."""
+"""Routing policies that questions and plans try if a role has several instances. Questions (Base.routers) try no other
+router if the scenario names one.
+"""
 VLLM_ROUTERS = ("cache_aware", "power_of_two")
 """Routing policies that a study tries for engine vllm, whose router has no least_loaded policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskOptions:
-    """Options of a question that set the load and the SLO. An empty `trace` keeps the scenario's load."""
+    """Options of a question that set the load and the SLO. If `trace` is None, the scenario keeps its load."""
 
     trace: Path | None = None
     """Trace file whose requests replace the scenario's workload, in any format that scenarios read."""
@@ -80,12 +82,13 @@ class Base:
     scenario: Scenario
     """The scenario of the file `path` after `changes`, with its load."""
     is_sample: bool
-    """True: the requests are the sample that a recorded trace holds, sent at its recorded times. All seeds then give
-    the same load.
+    """True: the load is the same for all seeds, because its requests come from a trace and are sent in an open loop
+    without random arrivals (see is_sample).
     """
     own_aggregated: Changes | None = None
-    """Settings of the user's aggregated servers. In this case `scenario` has a prefill and a decode server with the
-    same settings, because studies start from such a pair. None: the user's cluster has prefill and decode servers.
+    """Settings of the user's aggregated servers. If they are given, `scenario` has one prefill and one decode server
+    with these settings instead (_pair_of), because studies start from prefill and decode servers. None: the user's
+    cluster is not aggregated.
     """
     of_starter: tuple[str, ...] | None = None
     """Changes that make this scenario from pdsim's built-in scenario, in the notation of --set. None: the scenario
@@ -94,8 +97,8 @@ class Base:
 
     @property
     def where(self) -> str:
-        """Name of the scenario in error messages: its file, or "--set" if the scenario is the built-in one with
-        changes.
+        """Name of the scenario in error messages: its file, or "--set" if the scenario is the built-in one, changed or
+        not.
         """
         return str(self.path) if self.of_starter is None else "--set"
 
@@ -123,8 +126,8 @@ class Base:
         return {path: units.get(path, value)}
 
     def scaled(self, factor: float) -> Changes:
-        """Returns changes of the scenario that multiply its load by `factor`: the request rate, or the number of
-        clients.
+        """Returns changes of the scenario that multiply its load by `factor`: the request rate, the number of clients
+        in a closed loop, or a trace's speed-up. The scenario must have a load that can be set: `load` is not None.
         """
         assert self.load is not None
         return self.with_load(self.load[1] * factor)
@@ -139,8 +142,8 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """Text that says when requests are sent: "at their own times" (a trace's recorded times), "4 a second" (a
-        rate), or "32 at a time" (the number of clients in a closed loop).
+        """Text that says when requests are sent: "at their own times" (a trace's recorded times, or a load that cannot
+        be set), "4 a second" (a rate), or "32 at a time" (the number of clients in a closed loop).
         """
         if self.load is None or self.keeps_times:
             return "at their own times"
@@ -148,7 +151,7 @@ class Base:
 
     @property
     def keeps_times(self) -> bool:
-        """True if the load is a trace whose requests are sent at their recorded times."""
+        """True if the load is a trace whose requests are sent at their recorded times, divided by the speed-up."""
         return self.load is not None and self.load[0] == "workload.speedup"
 
     def with_changes(self, changes: Changes) -> "Base":
@@ -195,8 +198,8 @@ class Base:
 
     @property
     def other_classes(self) -> list[str]:
-        """Classes of all requests that do not have the highest priority (first_classes). The empty name stands for
-        requests without a class.
+        """The empty name, which stands for requests without a class and is always in the list, followed by the classes
+        that do not have the highest priority (first_classes).
         """
         return ["", *(name for name in self.classes if name not in self.first_classes)]
 
@@ -211,9 +214,9 @@ class Base:
 
     @property
     def aggregated(self) -> Changes:
-        """Changes that make an aggregated cluster: the user's own, if the user's cluster is aggregated. Otherwise the
-        cluster has the same GPUs, and each server has the TP size of a decode server and the chunk size of a prefill
-        server.
+        """Changes that make an aggregated cluster: the user's own, if the user's cluster is aggregated. Otherwise each
+        server has the GPU type and TP size of a decode server and the prefill limits (chunk size and others) of a
+        prefill server, and there are as many servers as the GPUs of all prefill and decode servers suffice for.
         """
         if self.own_aggregated is not None:
             return {"prefill": None, "decode": None, "aggregated": self.own_aggregated}
@@ -237,8 +240,9 @@ class Base:
 
     def routers(self, most_instances: int) -> dict[str, Changes]:
         """The routers to try. Keys: text to add at the end of a candidate's label, such as ", least_loaded", or "" if
-        only one router is tried. Values: changes that select the router. most_instances: largest number of instances of
-        a role; with 1, all routers act alike, so one is tried.
+        only the scenario's router is tried. Values: changes that select the router. most_instances: largest number of
+        instances of a role. Only the scenario's router is tried if most_instances is 1, because all routers then act
+        alike, or if the user names a router.
         """
         if most_instances == 1 or self.names("router"):
             return {"": {}}
@@ -274,8 +278,8 @@ def jittered_messages(scenario: Scenario) -> list[Changes]:
 
 
 def is_sample(scenario: Scenario) -> bool:
-    """True if the load is one sample of real traffic: a recorded trace whose requests are sent at the recorded times.
-    All seeds then give the same load.
+    """True if the load is one sample of real traffic: a trace whose requests are sent in an open loop without random
+    arrivals, at their recorded times or, if the trace has none, at once. All seeds then give the same load.
     """
     times, is_trace = getattr(scenario.client, "arrivals", None), hasattr(scenario.workload, "path")
     return is_trace and times is None and not isinstance(scenario.client, ClosedLoop)
@@ -369,8 +373,8 @@ def _trace_changes(path: Path | None) -> list[str]:
 
 
 def trace_lines(path: Path) -> int:
-    """Number of requests of a trace file, if the file has one line per request. 0 if the trace is a JSON list or a
-    folder.
+    """Number of requests of a trace file, if the file has one line (in Parquet: one row) per request. A CSV file's head
+    line does not count. 0 if the trace is a JSON list or a folder.
     """
     if path.is_dir():
         return 0

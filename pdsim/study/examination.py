@@ -20,18 +20,18 @@ from pdsim.study.verdict.slo import Slo, Term
 @dataclass(frozen=True)
 class LoneRequest:
     """A request that misses the SLO although requests are sent one at a time. If the SLO's most-missed term limits a
-    p99, this is the request at the p99: 99 % of the requests are at most as slow, relative to the limit.
+    percentile, such as a p99, this is the fastest request that is at least as slow as the percentile.
     """
 
     cluster: str
     """Name of the simulated cluster, for messages."""
     term: Term
-    """The term of the SLO that is missed most: whose value divided by its limit is largest."""
+    """The term of the SLO that is missed most: of the missed terms, that with the largest Term.ratio."""
     reading: Reading
-    """Over all requests: the value that the missed term limits, with its limit."""
+    """The value that `term` limits, with its limit, over all requests of the run to which the term applies."""
     ratio: float
-    """Over all requests: the value that the missed term limits, divided by its limit. Infinite if too many requests
-    fail.
+    """Term.ratio of `term` over the same requests as `reading`: for a percentile, the value divided by its limit.
+    Infinite if too many requests fail.
     """
     request: RequestRecord
     """The record of the request itself: its lengths, stages and times."""
@@ -57,8 +57,8 @@ class LoneRequest:
 
 def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> LoneRequest | None:
     """Returns the request that decides the most-missed term of the SLO. For a term "ttft p99 < 2 s" this is the request
-    whose TTFT is the p99. None: the requests meet the SLO. cluster: name of the cluster in messages. requests: records
-    of a run in which no request waits for another.
+    with the lowest TTFT that is not below the p99. None: the requests meet the SLO. cluster: name of the cluster in
+    messages. requests: records of a run in which no request waits for another.
     """
     judged = slo.judge_requests(requests)
     if judged.meets:
@@ -75,8 +75,8 @@ def lone_request(cluster: str, slo: Slo, requests: Sequence[RequestRecord]) -> L
 
 
 def requests_alone(trials: Trials, changes: Changes) -> Sequence[RequestRecord]:
-    """Simulates the cluster that `changes` make with the requests of `trials`, sent one at a time, so that no request
-    waits. Returns the records of the requests.
+    """Simulates the cluster that `changes` make with the requests of `trials` (first seed), sent one at a time, so that
+    no request waits for another. Returns the records of the requests.
     """
     observation = Observation(own_itl=trials.slo.needs_own_itl)
     return simulate(trials.scenario(trials.base.one_at_a_time(changes)), observation).records.requests

@@ -21,7 +21,7 @@ class Sizes:
     prompt_tokens: float
     """Mean number of tokens of a prompt."""
     batch: float
-    """Mean number of requests in a decode step of one instance or data-parallel rank."""
+    """Mean number of requests that decode at a time on one instance or data-parallel rank, over the run's duration."""
     context_tokens: float
     """Mean number of context tokens of each request in a decode step."""
 
@@ -53,7 +53,7 @@ class Measurement(NamedTuple):
     """Maximum duration of `command` in minutes."""
     own_gpu: str
     """Command that measures the step times on a GPU of the user's own, without a server. Empty: pdsim's real mode
-    cannot run the model.
+    cannot run the model, or only times outside the GPUs are to be measured.
     """
 
     def __str__(self) -> str:

@@ -56,7 +56,9 @@ class CandidateCluster:
     label: str
     """Name of the cluster in tables and texts, such as "3P1D of TP4"."""
     family: str = field(compare=False)
-    """Name of the cluster's family. Clusters of one family differ only in their numbers of instances."""
+    """Name of the cluster's family. Clusters of one family differ only in their numbers of instances. Exception: copies
+    by `with_other_settings` keep the family of the original cluster.
+    """
     servers: tuple[Server, ...] = field(compare=False)
     """GPU and parallel sizes of the servers, one entry per role."""
     counts: tuple[int, ...] = field(compare=False)
@@ -93,7 +95,7 @@ class CandidateCluster:
         return dict(zip(self.roles, self.counts, strict=True)) | encode
 
     def is_part_of(self, other: "CandidateCluster") -> bool:
-        """True if the clusters are equal, or differ only in that the other has more instances."""
+        """True if both clusters have the same family, and the other has at least as many instances of each role."""
         return self.family == other.family and all(count <= other.numbers[role] for role, count in self.numbers.items())
 
 

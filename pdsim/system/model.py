@@ -334,7 +334,7 @@ class ModelSpec:
 
     def largest_stage(self, num_stages: int) -> "ModelSpec":
         """Returns the model's largest pipeline stage as a model. Parameters of embeddings are divided in proportion to
-        layers.
+        layers. The fields `state` and attention.compress_ratios are not divided.
         """
         if num_stages == 1:
             return self

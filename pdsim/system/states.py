@@ -1,5 +1,6 @@
-"""Computes the memory for linear-attention states: the number of slots in SGLang (0.5.23,
-mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and _calculate_mamba_ratio), and the size of blocks in vLLM.
+"""Computes the memory for linear-attention states. SGLang: the number of slots (0.5.23,
+mem_cache/kv_cache_configurator.py, _handle_max_mamba_cache and _calculate_mamba_ratio). vLLM: the number of tokens of a
+block, and the number of pages that a state takes.
 """
 
 from math import ceil, lcm
@@ -10,8 +11,8 @@ from pdsim.dataclass import dataclass
 STATE_SHARE = 0.9
 """Memory for linear-attention states, divided by the memory for KV (mamba_full_memory_ratio)."""
 CACHED_SLOTS = 3
-"""Number of states for which each running request has slots in memory if the prefix cache keeps states (strategy
-no_buffer).
+"""Number of state slots per running request if the prefix cache keeps states (strategy no_buffer). The request takes
+one of these slots; the others are for cached states.
 """
 
 CHUNK_TOKENS = 64
@@ -24,8 +25,9 @@ StateStrategy = Literal["no_buffer", "extra_buffer"]
 
 
 def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bool) -> int:
-    """Number of slots per running request. With extra_buffer, this includes slots that decode steps write alternately.
-    overlap: True: the scheduler prepares the next step while the GPU computes.
+    """Returns the number of state slots per running request. Without a radix cache: 1. With a radix cache, the number
+    includes slots for cached states and, with extra_buffer, slots that decode steps write alternately. overlap: True:
+    the scheduler prepares the next step while the GPU computes.
     """
     if not radix_cache:
         return 1
@@ -33,22 +35,25 @@ def slots_per_request(strategy: StateStrategy, *, radix_cache: bool, overlap: bo
 
 
 def grid_tokens(chunk_tokens: int, page_size: int) -> int:
-    """Returns the distance in tokens between the places of a prompt at which the prefix cache can keep a state
-    (mamba_checkpoint_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which kernels write a state.
+    """Returns the distance in tokens between the places of a prompt at which the prefix cache can keep a state with
+    strategy extra_buffer (mamba_checkpoint_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which kernels
+    write a state.
     """
     return lcm(max(chunk_tokens, page_size), page_size)
 
 
 def interval_tokens(chunk_tokens: int, page_size: int, track_interval: int) -> int:
     """Returns the distance in tokens between the places of a decoding request at which the prefix cache can keep a
-    state (mamba_track_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which kernels write a state.
-    track_interval: mamba_track_interval, in tokens.
+    state with strategy extra_buffer (mamba_track_grid of SGLang 0.5.23). chunk_tokens: number of tokens after which
+    kernels write a state. track_interval: mamba_track_interval, in tokens.
     """
     return lcm(grid_tokens(chunk_tokens, page_size), track_interval)
 
 
 class StateMemory(NamedTuple):
-    """Number and bytes of the slots for linear-attention states on one rank. Each slot holds one state."""
+    """Number of slots for linear-attention states on one rank, and bytes of the rank's memory for states. Each slot
+    holds one state.
+    """
 
     num_slots: int
     num_bytes: float
@@ -61,20 +66,21 @@ class StateRule:
     slots_per_request: int
     """Number of slots per running request."""
     num_verified: int = 0
-    """Number of tokens per request that a step of speculative decoding verifies. Each has its own state. 0: no
-    speculative decoding.
+    """Number of tokens per request that a step of speculative decoding verifies. Each of these tokens has its own
+    state. 0: the server does not decode speculatively.
     """
     max_running: int | None = None
     """Maximum number of running requests, if it is known before memory is divided. None: it is not."""
     is_fixed: bool = False
-    """True: there is a slot for each of max_running requests, and all other memory is for KV. Used without a prefix
-    cache.
+    """True: there are max_running slots, and all memory beyond the bytes of `memory` is for KV. Used without a prefix
+    cache. False, or max_running is None: states and KV share memory by STATE_SHARE.
     """
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:
-        """Returns the number of slots for states and the bytes that they take. The bytes also cover padding: one
-        further slot, and the states of verified tokens of one further request. room: bytes of one rank for states and
-        KV together. state_bytes: bytes of one state.
+        """Returns the number of slots for states, and the bytes of all memory for states: the slots, the states of
+        verified tokens of all running requests, and padding. Padding is one further slot, and the states of verified
+        tokens of one further request. room: bytes of one rank for states and KV together. state_bytes: bytes of one
+        state.
         """
         if self.is_fixed and self.max_running is not None:
             num_slots = self.max_running
@@ -90,8 +96,8 @@ class StateRule:
 
 
 KERNEL_BLOCK_TOKENS, LATENT_BLOCK_TOKENS = 16, 128
-"""vLLM's blocks have a multiple of this number of tokens: the first number for models with states, the second for
-latent KV.
+"""In models with states, vLLM's blocks have a multiple of this number of tokens: the second number if the KV is latent,
+otherwise the first.
 """
 _UNEVEN = 1.5
 """vLLM divides attention layers and linear-attention layers into groups of equal size. If the more frequent kind has

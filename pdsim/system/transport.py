@@ -11,8 +11,8 @@ from typing import Literal
 from pdsim.dataclass import dataclass
 
 Path = tuple[tuple[str, float], ...]
-"""Links that a transfer crosses. Each item is a link's name and the bytes on this link per byte that one prefill rank
-sends."""
+"""Links that a transfer crosses. Each item is a link's name and the bytes on this link per byte of the transfer: of KV
+that one rank sends, or of embeddings that an encode instance sends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +24,9 @@ class Topology:
     capacity: Mapping[str, float]
     """Bandwidth of each link in bytes per second."""
     ways_out: Mapping[str, Path]
-    """Path from each instance to the network."""
+    """Path from each sending instance to the network."""
     ways_in: Mapping[str, Path]
-    """Path from the network to each instance."""
+    """Path from the network to each receiving instance."""
 
 
 LinkKind = Literal["nic", "nvlink", "host"]
@@ -66,12 +66,14 @@ class Transport:
     """With serial: time in ns for which one worker posts descriptors before the next worker posts. 0: a worker posts
     all its descriptors at once."""
     loop_turn_ns: int = 0
-    """The workers of a prefill rank post descriptors in rounds: each posting worker has one turn of turn_ns, then the
-    rank's scheduler loop runs for this time in ns, and no worker posts. descriptor_ns already includes these waits of a
-    worker that posts alone. 0: workers never wait for the loop.
+    """With turn_ns: the workers of a prefill rank post descriptors in rounds. Each posting worker has one turn of
+    turn_ns, then the rank's scheduler loop runs for this time in ns, and no worker posts. descriptor_ns already
+    includes these waits of a worker that posts alone. 0: workers never wait for the loop.
     """
     slows_prefill: float = 0.0
-    """Share of a transfer's duration by which forwards become longer on the GPU whose memory the transfer reads."""
+    """Time that a transfer adds to prefill forwards on the GPU whose memory the transfer reads, divided by the
+    transfer's time during such forwards.
+    """
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides into one descriptor."""
     pushes: bool = False
@@ -102,13 +104,13 @@ class Transport:
 
     @property
     def turn_alone_ns(self) -> int:
-        """Time in ns from the begin of a worker's turn to the begin of its next turn, if no other worker posts
+        """Time in ns from the start of a worker's turn to the start of its next turn, if no other worker posts
         descriptors: the turn itself, and the time for which the scheduler's loop then runs (loop_turn_ns).
         """
         return self.turn_ns + self.loop_turn_ns
 
     def turn_beside_ns(self, num_posting: int) -> float:
-        """Mean time in ns from the begin of a worker's turn to the begin of the next worker's turn. The workers of a
+        """Mean time in ns from the start of a worker's turn to the start of the next worker's turn. The workers of a
         rank take turns at posting descriptors, and after each round of turns the scheduler's loop runs for
         loop_turn_ns. num_posting: number of workers that take turns.
         """

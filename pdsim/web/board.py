@@ -37,7 +37,9 @@ _METRICS = {
 """Numbers that the page shows: for each title, the field of the summary, and the unit."""
 _TP = (1, 2, 4, 8)
 MOST_KEPT = 200
-"""Maximum number of runs that are kept, so that a choice that was made before needs no new run."""
+"""If more runs than this number are kept, the next answer first forgets all of them. Runs are kept so that a choice
+that was made before needs no new run.
+"""
 _LOADS = {
     "client.concurrency": ("requests in flight", (1, 512)),
     "client.arrivals.rate": ("requests/s", (0.1, 200)),
@@ -54,8 +56,8 @@ class Board:
 
     def __init__(self, base: Base, work: Work, slo: Slo, prices: Mapping[str, float], num_requests: int) -> None:
         """base: the scenario. work: computes the runs. slo: judges the runs until the user chooses another. prices:
-        price of one hour of each GPU, by name. num_requests: number of requests to simulate, unless the user chooses
-        another.
+        price of one hour of each GPU, by name. num_requests: number of requests to simulate until the user chooses
+        another number; if the scenario has fewer, all of them.
         """
         self._base = base
         self._work = work
@@ -68,8 +70,9 @@ class Board:
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
-        """The possible values of each control of the page, by the control's name, such as "models", "gpus", "tp" or
-        "routers". The key `now` has the values that the controls have when the page opens.
+        """The content of the page's controls, by name: the possible values of each control, such as "models", "gpus",
+        "tp" or "routers"; the scenario's own data types and router, which the page offers as first option ("own"); the
+        slider of the load ("load"); and the values that the controls have when the page opens ("now").
         """
         scenario, part = self._base.scenario, self._own_part
         prefill, decode = scenario.pair
@@ -113,8 +116,8 @@ class Board:
 
     @property
     def _slider(self) -> dict[str, Any] | None:
-        """The slider that sets the load: its "title", "range" (least, most) and present value ("now"). None: the load
-        cannot be scaled.
+        """The slider that sets the load: its "title", its "range" (least, most), and the load that the scenario, or the
+        trace that the user chose, has itself ("now"). None: the load cannot be scaled.
         """
         load = self._load.base.load
         if load is None:
@@ -123,8 +126,9 @@ class Board:
         return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
-        """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, with as many
-        GPUs as the model needs. Without a scenario file: a GPU whose price is known.
+        """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, but with at
+        most MOST_INSTANCES instances. If the model does not fit: the next larger TP size of the page at which the model
+        fits, if any. Without a scenario file, a GPU without a price is replaced by the first GPU with a price.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
@@ -139,9 +143,10 @@ class Board:
         return True
 
     def answer(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """Simulates the cluster, load and SLO that the user chose. Returns the content of the page, by field: among
-        others "cluster", "stages", "command", prices and the numbers of `_results`. chosen: the value of each control.
-        Raises ConfigError if the cluster, the load or the SLO is impossible, or if the model does not fit.
+        """Simulates the cluster with the load that the user chose, and judges the run by the chosen SLO. Returns the
+        content of the page, by field: among others "cluster", "stages", "command", "price_per_h" and the fields of
+        `_results`. chosen: the value of each control. Raises ConfigError if a chosen value is wrong, a trace cannot be
+        read, or the simulation fails, for example because the model does not fit.
         """
         choice, part = Choice.of(chosen), Part.of(chosen)
         if part != self._load.part:
@@ -178,9 +183,9 @@ class Board:
         }
 
     def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
-        """A sentence if the verdict on the SLO depends on chance: slightly faster and slower messages give different
-        verdicts. Empty: the verdicts are equal, or no number is near its limit. row: the results of the run with
-        `changes`.
+        """A sentence if the verdict on the SLO depends on chance: this run, and runs with slightly faster and slower
+        messages, give different verdicts. Empty: the verdicts are equal, or the worst number (furthest above its limit,
+        or nearest below) is not near its limit. row: the results of the run with `changes`.
         """
         own = outcome_of([row], slo)
         if not own.is_near:
@@ -192,7 +197,9 @@ class Board:
 
 
 def _changes(base: Base, choice: Choice) -> Changes:
-    """Changes of the base scenario that make the chosen cluster. Raises ConfigError if the cluster is impossible."""
+    """Changes of the base scenario that make the chosen cluster and load. Raises ConfigError if the cluster is
+    impossible, or if the load is outside the range of the slider.
+    """
     kinds = {"model": choice.model, "weight_dtype": choice.weight_dtype, "kv_dtype": choice.kv_dtype}
     changes: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
     is_aggregated = len(choice.servers) == 1
@@ -250,9 +257,9 @@ def _results(slo: Slo, row: Mapping[str, Any], others: Sequence[Mapping[str, Any
 
 
 def _of_term(term: Term, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One term of the SLO as the page shows it: the "goal" as text, its "values" and their "unit", and whether each
-    value meets the goal ("met"). rows: results of the run, then results with the fastest and with the slowest step
-    times.
+    """One term of the SLO as the page shows it: the "goal" as text, its "values" and their "unit", and whether each run
+    meets the goal ("met"). A run that failed has no value and does not meet the goal. None as value: infinite. rows:
+    results of the run, then results with the fastest and with the slowest step times.
     """
     readings = [term.reading(Times.of_row(row)) for row in rows if row["status"] == "ok"]
     values = [one.value if isfinite(one.value) else None for one in readings]

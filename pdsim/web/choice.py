@@ -22,15 +22,15 @@ class Part:
     trace: str
     """Path of a trace. Empty: the requests are the scenario's own."""
     first: int
-    """Number of the first request to simulate, from 1. Always 1 if requests are generated."""
+    """Number of the first request to simulate, from 1. Has no effect if requests are generated."""
     count: int
-    """Number of requests to simulate."""
+    """Number of requests to simulate. If a trace has fewer from `first` on: all of these."""
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Part":
         """Reads from the page's controls which requests the page simulates: a trace, the number of the first request,
         and how many. chosen: the value of each control, by control. Raises ConfigError if the trace is no path, or a
-        number is not whole and above 0.
+        number is not whole or not from 1 to _MOST_REQUESTS.
         """
         trace = chosen.get("trace", "")
         if not isinstance(trace, str) or len(trace) > 4096 or "\0" in trace:  # noqa: PLR2004
@@ -54,7 +54,7 @@ class Choice:
     counts: tuple[int, ...]
     """Number of servers of each role, in the order of `servers`."""
     radix: bool
-    """True: decode keeps a radix cache."""
+    """True: decode keeps a radix cache. Has no effect with aggregated servers."""
     router: str | None
     """Name of the routing policy."""
     load: Any
@@ -65,8 +65,8 @@ class Choice:
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> "Choice":
-        """Reads the cluster, SLO and prices from the values of the page's controls. Raises ConfigError if a value is
-        wrong. chosen: the value of each control, by control.
+        """Reads the fields from the values of the page's controls. chosen: the value of each control, by control.
+        Raises ConfigError if the servers, their numbers, the SLO or the prices are wrong. Other values are not checked.
         """
         servers, counts = _servers(chosen)
         slo = chosen.get("slo")

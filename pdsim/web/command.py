@@ -15,8 +15,9 @@ from pdsim.study.points.tasks import described
 
 def shortest_command(base: Base, changes: Changes, slo: str) -> str:
     """The shortest `pdsim run` command that repeats the simulation behind an answer. The command names the scenario
-    file, if there is one, and the changes (--set) without those that have no effect. Without a file, the changes start
-    from pdsim's built-in scenario. slo: the SLO as text.
+    file, if there is one, and the changes (--set) without those that have no effect; a change of the whole client
+    always stays. Without a file, the changes start from pdsim's built-in scenario without its client. slo: the SLO as
+    text.
     """
     own = read_yaml(base.path) if base.of_starter is None else starting_point()
     if base.of_starter is not None:
@@ -55,9 +56,9 @@ def _changed(own: Mapping[str, Any], given: list[str], base: Base) -> Scenario |
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the path and the new value of each field in which `after` differs from `before`. Both are scenarios as
-    nested dicts and lists. If a section names another component (`use`), the whole section is a single field. path:
-    prefix of the yielded paths.
+    """Yields the path and the new value of each field of `after` that differs from `before`. Both are scenarios as
+    nested dicts and lists. If a section names another component (`use`), or lacks fields that the section has in
+    `before`, the whole section is a single field. path: prefix of the yielded paths.
     """
     for name, value in after.items():
         own = before.get(name)

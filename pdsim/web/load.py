@@ -22,7 +22,7 @@ class Load:
     base: Base
     """The user's scenario, with this load in place of the scenario's own load."""
     requests: Sequence[RequestSpec]
-    """The requests to simulate, as the workload has them."""
+    """The requests that the workload of `base` yields: those to simulate."""
 
     def __str__(self) -> str:
         """Describes the requests, for example "requests 1 to 500 of 2,000 in bursts.csv"."""
@@ -42,7 +42,9 @@ class Load:
 
 
 def whole_part(base: Base) -> Part:
-    """Returns the part of the scenario's requests that has all of them, from the first."""
+    """Returns the part that has all requests of the scenario. If the scenario skips requests of a trace, the part does
+    not have these.
+    """
     workload = base.scenario.workload
     path = getattr(workload, "path", None)
     count = getattr(workload, "num_requests", None) or len(requests_of(base.scenario))
@@ -50,8 +52,9 @@ def whole_part(base: Base) -> Part:
 
 
 def load_of(base: Base, part: Part) -> Load:
-    """The load that consists of the requests that the user chose on the page. part: the trace, and which of its
-    requests to simulate. Raises ConfigError if a trace cannot be read.
+    """The load that consists of the requests that the user chose on the page. part: the trace (empty: the scenario's
+    own requests), and which of the requests to simulate. If the trace is not the scenario's own and has arrival times,
+    an open loop sends its requests at these times. Raises ConfigError if a trace cannot be read.
     """
     workload, whole = base.scenario.workload, whole_part(base)
     fields = {"skip_requests": part.first - 1, "num_requests": part.count}

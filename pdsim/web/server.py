@@ -56,7 +56,7 @@ class BoardServer:
 
 async def _object_of(request: web.Request) -> dict[str, Any]:
     """Returns the JSON object in the body of a request. Raises HTTPBadRequest (status 400) if the body has no JSON
-    object.
+    object, or does not arrive within _BODY_S.
     """
     try:
         body = await asyncio.wait_for(request.text(), _BODY_S)

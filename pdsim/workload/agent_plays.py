@@ -44,8 +44,8 @@ class Interval(NamedTuple):
     end_ns: int
     """End in ns since the session's start."""
     calls: tuple[int, ...]
-    """Indices into Session.calls: the recorded call of which this is the time. For a sub-agent: those of its calls that
-    ended last.
+    """Indices into Session.calls: the recorded call of which this is the time. For a sub-agent: its last call, and its
+    calls that still ran when the last call began. Empty: the sub-agent has no calls.
     """
 
 
@@ -54,10 +54,13 @@ class WekaTrace(Trace):
     """Recorded sessions of agents in Weka's format, which AgentX replays: requests with t (start in s), in, out,
     hash_ids, api_time (duration in s); sub-agents.
 
-    A request waits for all requests that had ended before it in the recording, and then for the time that the recording
-    has between the last of these ends and the request (AIPerf's interval order). The file is JSON lines, one JSON
-    object, or a folder of such files. Sessions share no prompts and have no start times; a closed loop sets the number
-    of sessions in flight.
+    A request waits for requests that had ended before it in the recording, and then for the time that the recording has
+    between the last of these ends and the request (AIPerf's interval order). Requests of the session's own agent, and
+    first requests of a sub-agent, wait for own requests and for whole sub-agents. Later requests of a sub-agent wait
+    for requests of the same sub-agent only.
+
+    The file is JSON lines, one JSON object, or a folder of such files. Sessions share no prompts and have no start
+    times; a closed loop sets the number of sessions in flight.
     """
 
     num_sessions: int | None = None
@@ -65,9 +68,9 @@ class WekaTrace(Trace):
     with earlier sessions. None: each recorded session once."""
     lanes: int | None = None
     """Number of sessions, from the first, that start at a random moment of their recording, as in AgentX. To fill
-    caches, the last prompt of each of their agents before this moment is sent first, with one output token (priming
-    requests). Later requests begin when all priming requests have ended. Set the closed loop's concurrency to the same
-    number. None: all sessions start at their beginning.
+    caches, the last prompt before this moment is sent first, with one output token, for each agent that has later
+    requests (priming requests). Later requests begin when all priming requests have ended. Set the closed loop's
+    concurrency to the same number. None: all sessions start at their beginning.
     """
 
     def __post_init__(self) -> None:
@@ -109,8 +112,8 @@ class Session:
     """The calls of one recorded session and, for each call, the calls that must end before it is sent."""
 
     def __init__(self, line: Line, streams: Iterator[int]) -> None:
-        """line: the recorded session. streams: yields numbers of unused token streams, one for each output and for each
-        new block of prompt tokens.
+        """line: the recorded session. streams: yields numbers of unused token streams, for outputs and for new blocks
+        of prompt tokens.
         """
         if line.get("hash_id_scope") not in (None, "local"):
             raise line.error("hash_id_scope", line.get("hash_id_scope"), "local: ids of one session")

@@ -244,9 +244,9 @@ Client = OpenLoop | ClosedLoop
 
 
 def warm_up_requests(client: Client, num_requests: int, num_primes: int = 0) -> int:
-    """Returns the number of first requests that metrics leave out. num_primes: number of requests that the workload
-    sends first to fill caches (priming requests). If there are any, metrics leave out these; otherwise the client's
-    warm-up requests. num_requests: number of all requests.
+    """Returns the number of first requests that metrics leave out: num_primes if above 0, otherwise the number of
+    warm-up requests of a closed loop, or 0 for an open loop. num_primes: number of requests that a closed loop sends
+    first to fill caches (priming requests). num_requests: number of all requests.
     """
     if num_primes or not isinstance(client, ClosedLoop):
         return num_primes
@@ -337,8 +337,8 @@ class ClientDriver:
             self._send(spec)
 
     def _open(self) -> None:
-        """Begins the first sessions of a closed loop, one for each client. All sessions begin at once, or, if the
-        client has ramp_ns, one after another within this time.
+        """Begins the first sessions of a closed loop, as many as its concurrency. All these sessions begin at once or,
+        if ramp_ns is set, one after another within ramp_ns. The time duration_ns begins now.
         """
         client = self._client
         assert isinstance(client, ClosedLoop)
@@ -371,9 +371,9 @@ class ClientDriver:
 
 
 def sessions_of(requests: Iterable[RequestSpec]) -> list[list[RequestSpec]]:
-    """Groups requests into sessions, in order. A session consists of requests that wait for one another
-    (RequestSpec.after), directly or through further requests, and of requests for which a trace records the same
-    session.
+    """Groups requests into sessions, in the order of their first requests. A session consists of requests that wait for
+    one another (RequestSpec.after), directly or through further requests, and of requests for which a trace records the
+    same session. Any other request is a session of its own.
     """
     requests = list(requests)
     leaders = {spec.request_id: spec.request_id for spec in requests}

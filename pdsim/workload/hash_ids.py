@@ -25,8 +25,8 @@ class BlockRun:
     first_id: int
     """Hash id of the first block. The id of each further block is higher by 1."""
     stream: int
-    """Number of the token stream from which the blocks' tokens are taken. Prompts with the same stream and the same
-    offset begin with the same tokens.
+    """Number of the token stream from which the blocks' tokens are taken. Tokens at the same position of the same
+    stream are equal.
     """
     offset: int
     """Position in the token stream at which the first block begins."""
@@ -42,8 +42,8 @@ class HashBlocks:
     """
 
     def __init__(self, block_tokens: int, streams: Iterator[int] | None = None, *, only_whole: bool = False) -> None:
-        """block_tokens: number of tokens per block. streams: yields the numbers of new token streams; None: numbers
-        that nobody else uses. only_whole: True: if the last block of a prompt is not full, the block has no id.
+        """block_tokens: number of tokens per block. streams: yields the numbers of new token streams; None: 0, 1, ...
+        only_whole: True: if the last block of a prompt is not full, the block has no id.
         """
         self._size, self._only_whole = block_tokens, only_whole
         self._streams = fresh_streams() if streams is None else streams
@@ -66,7 +66,7 @@ class HashBlocks:
 
     def prompt(self, line: Line, name: str, num_tokens: int) -> Spans:
         """Makes a prompt of num_tokens tokens from the list of ids in the line's field `name`. Raises TraceError if the
-        ids do not fit num_tokens.
+        number of ids does not fit num_tokens, or if an id is no integer or occurs twice.
         """
         ids, rest = line.value(name), bool(num_tokens % self._size) and not self._only_whole
         num_blocks = num_tokens // self._size + rest
@@ -112,9 +112,10 @@ class HashBlocks:
         return self._others.get(block)
 
     def _add(self, ids: list[int], at: int, before: tuple[int, int, int] | None) -> BlockRun:
-        """Adds and returns the longest run of consecutive ids that begins at ids[at], a block id that no earlier prompt
-        has. before: the part of the prompt before this block: number of its token stream, offset in the stream, and
-        length. None: the block is the prompt's first.
+        """Adds and returns a run that begins at ids[at], a block id that is not known yet. If this id is higher than
+        all ids of earlier runs, the run has all ids that follow consecutively; otherwise the run has one block. before:
+        the last span of the prompt before this block: number of its token stream, offset in the stream, and length.
+        None: the block is the prompt's first.
         """
         block = ids[at]
         if before is not None and self._has_no_child(ids[at - 1]):
@@ -189,9 +190,10 @@ def mooncake_rows(
     """Yields rows of a Mooncake trace for the requests that were sent, in the order of sending. sent_ns: time by
     request id. block_tokens: number of tokens per hash id.
 
-    Prompts share whole blocks. A last block that is not full has its own id. Later turns have session_id and delay
-    (ms). Rows cannot say which tokens of a turn's prompt repeat an earlier answer. Raises NotASessionError if requests
-    wait for each other in another way than the turns of one session do.
+    Prompts share whole blocks. A last block that is not full has its own id. Turns of a session with several turns have
+    session_id. Turns that follow another turn also have delay (ms). Rows cannot say which tokens of a turn's prompt
+    repeat an earlier answer. Raises NotASessionError if requests wait for each other in another way than the turns of
+    one session do.
     """
     specs = _in_order_of_sending(requests, sent_ns)
     _check_turns(specs)

@@ -18,7 +18,7 @@ class Empirical:
     """
 
     path: Path
-    """Path of the CSV file. A row with an empty count stands for one request."""
+    """Path of the CSV file. A row with no count, or with an empty count, stands for one request."""
 
     def sampler(self, random: Random) -> Callable[[], int]:
         tokens, limits = self._histogram
@@ -27,7 +27,7 @@ class Empirical:
     @cached_property
     def _histogram(self) -> tuple[list[int], list[float]]:
         """Reads the file. Returns two lists with one entry per row: the length in tokens, and the number of requests in
-        this and all earlier rows. Raises TraceError if a number is wrong or all counts are 0.
+        this and all earlier rows. Raises TraceError if a number is wrong or no count is above 0.
         """
         tokens, counts = [], []
         for line in csv_lines(self.path):

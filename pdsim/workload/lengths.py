@@ -90,7 +90,9 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal distribution: many short lengths and few very long lengths, as in prompts of chats and documents."""
+    """Lognormal distribution: many short lengths and few very long lengths, as in prompts of chats and documents. Mean
+    and standard deviation are those of the lengths, not of their logarithms.
+    """
 
     mean: float
     """Mean length in tokens."""

@@ -99,7 +99,8 @@ class ChatTrace(RowTrace):
     OpenAI's batch files, AIPerf's single and multi turn, captured bodies, vLLM's custom data sets.
 
     Length of a prompt: the recorded length, or else the tokenizer's count, or else its characters times
-    tokens_per_character. Length of an answer: the recorded length, or else the requested limit, or else output_tokens.
+    tokens_per_character. Length of an answer: the recorded length, or else the length of its recorded text, or else the
+    requested limit, or else output_tokens.
     If the text of a turn does not begin with the text of the turn before, the conversation so far is put before the
     text.
     """
@@ -112,7 +113,8 @@ class ChatTrace(RowTrace):
     image_tokens: int = 1000
     """Assumed number of prompt tokens of each image."""
     output_tokens: int | None = None
-    """Length in tokens of answers without a recorded length or a requested limit. None: 256, with a note."""
+    """Length in tokens of answers without a recorded length, a recorded text or a requested limit. None: 256, with a
+    note."""
 
     usual_unit: ClassVar[str] = "ms"
 
@@ -175,8 +177,9 @@ class _ChatReader(RowReader):
 
     def continued(self, before: RequestSpec, prompt: Spans, line: Line) -> Spans:
         """Makes the prompt of a later turn from the conversation so far and the new text. before: the turn before.
-        prompt: made from the text of this turn alone. line: the record of this turn. If the text or the recorded length
-        already contains the conversation, returns `prompt` unchanged.
+        prompt: made from the text of this turn alone. line: the record of this turn. Returns `prompt` unchanged if it
+        counts as the whole conversation: new_turns is False, the record has a field of WHOLE or a recorded length, or
+        the text begins with the text of the turn before.
         """
         session = line.quantity(names.SESSION)
         length, said = self._said["" if session is None else str(session[1])]

@@ -25,7 +25,9 @@ class RequestSpec(NamedTuple):
     conversation.
     """
     think_ns: int = 0
-    """Pause in ns before the client sends the request. The pause begins when all requests in `after` have ended."""
+    """Pause in ns before the client sends the request. The pause begins when all requests in `after` have ended. If
+    `after` is empty, the pause begins with the session in a closed loop, and an open loop makes no pause.
+    """
     request_class: str = ""
     """Class of the request in the trace, for SLOs per class. Policies do not see it. Empty: no class."""
     session: int = -1
@@ -35,8 +37,8 @@ class RequestSpec(NamedTuple):
     """Number of the session's agent that sends the request. 0: the session's own agent. Each sub-agent has another
     number."""
     primes: bool = False
-    """True: a closed loop sends this request at the start, for example to fill caches. Requests without this mark are
-    sent after all marked requests have ended. Metrics leave marked requests out.
+    """True: a closed loop sends this request at the start, to fill caches. Requests without this mark are sent after
+    all marked requests have ended. Metrics of a closed loop leave marked requests out.
     """
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt, in the prompt's order."""

@@ -10,8 +10,8 @@ from pdsim.dataclass import dataclass
 NS, US, MS, S = 1.0, 1e3, 1e6, 1e9
 UNITS = {"ns": NS, "us": US, "ms": MS, "s": S}
 SAID_BY_VALUE = None
-"""Stands in place of a unit for time fields whose name does not imply a unit. For these fields, the size of the values
-decides the unit.
+"""Stands in place of a unit for time fields whose name does not imply a unit. The user or the format sets the unit of
+these fields; otherwise the unit is inferred from the values.
 """
 
 
@@ -76,7 +76,7 @@ _RANKS = {name: rank for rank, name in enumerate(_QUANTITY_OF)}
 
 def quantities_of(fields: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Returns field name and value of each quantity that a row has, by the quantity's `what`. If several fields have a
-    quantity, the first of its names counts.
+    quantity, the first of its names counts. Fields that are None or empty do not count.
     """
     found: dict[str, tuple[str, Any]] = {}
     for name, value in fields.items():

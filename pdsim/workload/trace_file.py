@@ -107,7 +107,9 @@ class Line:
         return found
 
     def count_of(self, name: str, found: Any, least: int = 1) -> int:
-        """Returns a number of tokens. found: the value in the record. name: its field in messages."""
+        """Returns a number of tokens. name: field of the record, for messages. found: the field's value. Raises
+        TraceError if the value is no whole number from `least` to MOST_TOKENS.
+        """
         try:
             count = whole(found)
         except ValueError:
@@ -197,9 +199,9 @@ def _rows_of(found: dict[str, Any]) -> Any:
 
 
 def _parsed(text: str, where: str) -> Any:
-    """Returns a JSON value. Refuses Infinity and NaN, because JSON has no such numbers. JSON allows numbers that exceed
-    all floats, such as 1e999; the result then has infinity, which only the fields that pdsim reads must not have.
-    where: names the text in messages.
+    """Returns a JSON value. Raises TraceError if the text is no JSON, also for Infinity and NaN, because JSON has no
+    such numbers. A number that exceeds all floats, such as 1e999, becomes infinity; the readers of single fields refuse
+    infinity. where: names the text in messages.
     """
     try:
         return from_json(text, allow_inf_nan=False)  # in half the time of json
@@ -246,7 +248,9 @@ def is_parquet(path: Path) -> bool:
 
 
 def parquet_rows(path: Path) -> Iterator[Line]:
-    """Yields the rows of a Parquet file. Times of day become text, as in CSV files. Empty numbers count as missing."""
+    """Yields the rows of a Parquet file. Dates with times become text, as in CSV files. Empty numbers count as
+    missing. Raises TraceError if the file is damaged.
+    """
     import pyarrow as pa  # noqa: PLC0415  only these traces pay for it
     from pyarrow import parquet  # noqa: PLC0415
 
@@ -324,8 +328,8 @@ def _has_rows(found: Any) -> bool:
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[IO[str]]:
-    """Opens a trace, which may be gzip-compressed. Raises TraceError, also while reading, if the content is not
-    text.
+    """Opens a trace, which may be gzip-compressed. Raises TraceError if there is no such file, and, also while reading,
+    if the content is not text.
     """
     if not path.is_file():
         raise TraceError(f"no trace file {path}")
@@ -342,8 +346,9 @@ def open_trace(path: Path) -> Iterator[IO[str]]:
 
 def in_order(specs: Iterable[RequestSpec], path: Path) -> Sequence[RequestSpec]:
     """Returns requests by arrival, numbered in this order. Requests with equal times keep the file's order. specs:
-    requests numbered in the file's order. Warns if the file is not ordered by time: num_requests then takes the first
-    requests of the file, not the earliest.
+    requests numbered in the file's order. Warns if requests that wait for no other are not ordered by time in the file:
+    num_requests then takes the first requests of the file, not the earliest. Raises TraceError if there are no
+    requests.
     """
     specs = list(specs)
     times_ns = [spec.arrival_ns for spec in specs if not spec.after]

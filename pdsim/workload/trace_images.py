@@ -37,9 +37,9 @@ class TraceImages:
         return self._tokens * len(names)
 
     def placed(self, spec: RequestSpec, own: Spans) -> RequestSpec:
-        """Returns the request with places for its images: the new images that the last call of `read` noted, and
-        earlier images if the prompt continues an earlier turn. own: the prompt as the request's row alone gives it.
-        spec.prompt is this same object if the prompt continues no turn.
+        """Returns the request with places for its images: the images that the last call of `read` noted, and those of
+        the turn before if the prompt continues that turn. Images for which the prompt is too short are left out. own:
+        the prompt as the request's row alone gives it. spec.prompt is this same object if the prompt continues no turn.
         """
         own_images, self._next = self._next, []
         before = self._placed.get(spec.after[0], ()) if spec.after and spec.prompt is not own else ()

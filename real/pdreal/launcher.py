@@ -62,8 +62,8 @@ class Launcher:
         self._num_requests = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.failure: str | None = None
-        """Reason why the cluster cannot continue: an instance was lost and the scenario has no health section. None: it
-        can."""
+        """Reason why the cluster cannot continue: the launcher failed, or an instance was lost and the scenario has no
+        health section. None: the cluster can continue."""
 
     # What a caller does.
 
@@ -144,14 +144,15 @@ class Launcher:
 
     def load(self) -> dict[str, Levels]:
         """Returns the numbers of requests and of pages by state (Levels) of each running instance, by the instance's
-        name. The numbers are at most about one second old.
+        name. The launcher asks for new numbers at every heartbeat_interval of the health section, or every second if
+        the scenario has no health section.
         """
         return dict(self._instances.levels)
 
     @property
     def hosts(self) -> dict[str, dict[str, float]]:
-        """Clock offsets of the other hosts, by host (RemoteHost.described). All recorded times of the run are already
-        corrected by these offsets.
+        """Offset, error and drift of each other host's clock in ms, by host (RemoteHost.described). Recorded times of
+        the run are already corrected by the offsets.
         """
         return {name: host.described() for name, host in self._instances.fleet.remote.items()}
 
@@ -166,7 +167,8 @@ class Launcher:
 
     async def stop(self) -> list[str]:
         """Ends remaining requests and every process, in bounded time; hung processes are killed. Returns descriptions
-        of pages, locks and bytes that were not released. The list should be empty.
+        of problems: pages, locks and bytes that were not released, instances that died or did not answer meanwhile, and
+        logbooks of other hosts that were not received. The list should be empty.
         """
         for request_id in list(self._requests):
             self.abort(request_id, "the server stops")
@@ -185,19 +187,20 @@ class Launcher:
         return leaks
 
     def kill(self, instance_id: str, *, rank: int | None = None, restart_after_s: float | None = None) -> None:
-        """Kills an instance, or one rank, with SIGKILL. If the scenario has a health section, the instance starts again
-        after restart_after_s; None: after the usual delay. Without a health section, the run ends.
+        """Kills an instance, or one rank and thereby the instance, with SIGKILL. If the scenario has a health section,
+        the instance starts again restart_after_s s after its end; None: never. Without a health section, all requests
+        fail, and the cluster cannot continue.
         """
         self._instances.kill(instance_id, rank, restart_after_s)
 
     async def restart(self, instance_id: str, patience_s: float) -> None:
         """Restarts an instance without failing a request: sends no new requests to the instance, waits until it has
-        none, and starts it again. Returns when the instance takes requests again. patience_s: maximum time in s until
-        the instance has no requests.
+        none, kills it, and starts it again. Returns when the instance takes requests again. patience_s: maximum time in
+        s until the instance has no requests.
 
-        Raises RestartError, and lets the instance continue as before, in three cases: its requests take longer than
-        patience_s; the scenario has no health section, so instances that end are not started again; no other instance
-        of the role takes requests.
+        Raises RestartError, and lets the instance continue as before, in four cases: its requests take longer than
+        patience_s; the scenario has no health section, so instances that end are not started again; the instance is
+        down or takes no new requests; no other instance of the role takes requests.
         """
         instances = self._plain_router.roles[self._instances.fleet.roles[instance_id]]
         if self._scenario.health is None:
@@ -287,8 +290,8 @@ class Launcher:
         self, message: m.FirstToken, token: int | None, num_cached_tokens: int, logprobs: Logprobs | None
     ) -> None:
         """Handles the message that a request has its first token. token: the token; None: the instance is aggregated,
-        and streams the first token together with later tokens. num_cached_tokens: prompt tokens found in the prefix
-        cache. logprobs: log probabilities of the token; None: not asked for.
+        and sends the first token in a Streamed notice, like every other token. num_cached_tokens: number of prompt
+        tokens found in the prefix cache. logprobs: log probabilities of the token; None: not asked for.
         """
         if (request := self._under_way(message.request_id)) is None:
             return
@@ -298,8 +301,9 @@ class Launcher:
         self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
-        """Passes a token to its request. attempt: id of one attempt to serve the request; each retry is another
-        attempt. A request that has a token is never retried.
+        """Passes a token to its request. If the token is the first one, tells the router first, if the router needs to
+        know. A request that has a token is never retried. attempt: id of one attempt to serve the request; each retry
+        is another attempt.
         """
         if (request := self._under_way(attempt)) is None:
             return
@@ -309,7 +313,8 @@ class Launcher:
 
     def _under_way(self, attempt: int) -> Request | None:
         """Returns the request that an attempt serves. attempt: id of one attempt to serve a request; each retry is
-        another attempt. None: the router has given up the attempt, whose tokens may still arrive.
+        another attempt. None: the request has ended, or the router has given up the attempt, whose tokens may still
+        arrive.
         """
         request_id = self._plain_router.client_of(attempt)
         return None if request_id is None else self._requests.get(request_id)
@@ -334,14 +339,15 @@ class Launcher:
     # Failures.
 
     def _give_up(self, reason: str) -> None:
-        """Fails all requests, because an instance was lost and the scenario has no health section."""
+        """Fails all requests, because the cluster cannot continue (`failure`)."""
         self.failure = self.failure or reason
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))
 
     def _on_error(self, _: object, context: dict[str, Any]) -> None:
-        """Handles an exception in a callback, such as a full disk. Without this handler the run would never end.
-        context: asyncio's description of the exception.
+        """Handles an exception in a callback or a task of the launcher, such as a full disk: closes the logbook, and
+        fails all requests. Without this handler the run would never end. context: asyncio's description of the
+        exception.
         """
         error, where = context.get("exception"), ""
         if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""Reads the outputs of an earlier real run, so that a later run accepts the drafts that repeat these outputs."""
+"""Reads the outputs of an earlier real run, whose tokens a later run verifies and accepts as drafts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from pdsim.workload.request_spec import RequestSpec
 
 def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) -> dict[int, list[int]]:
     """Returns the output tokens of each request of an earlier real run, by request id. Raises RunFolderError if the run
-    is no complete real run of the same requests.
+    is no complete real run of the same requests, or if it accepted drafts unchecked.
 
     run: folder of the earlier run. requests: requests of the new run, for a model with `vocab_size` tokens.
     """
@@ -45,8 +45,8 @@ def read_reference(run: Path, requests: Sequence[RequestSpec], vocab_size: int) 
 
 def _difference(spec: RequestSpec, prompt: TokenIds | None, output: Sequence[int], vocab_size: int) -> str:
     """Returns how a request differs from the request with the same id in the earlier run. Empty: it does not differ.
-    prompt: the earlier prompt; None: the earlier run has no such request. output: the earlier output. Later turns of a
-    session repeat outputs, so only the lengths of their prompts are compared.
+    prompt: the earlier prompt; None: the earlier run has no such request. output: the earlier output, which may be
+    longer. Later turns of a session repeat outputs, so only the lengths of their prompts are compared.
     """
     if prompt is None:
         return "is missing there"

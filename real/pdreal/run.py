@@ -37,14 +37,14 @@ class RealRun:
     failure: str | None = None
     """Why the run failed, as text. None: the run did not fail."""
     interrupted: bool = False
-    """True: the user interrupted the run."""
+    """True: a stop signal (SIGINT or SIGTERM) interrupted the run."""
     late_ns: list[int] = field(default_factory=list)
-    """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
-    loop, and those after a session's pause."""
+    """By how much clients were late, in ns, for each call that they schedule (Clients.late_ns): sending a request of an
+    open loop or a turn after a pause, or beginning sessions of a closed loop."""
     drafted: Drafted = NO_DRAFTS
-    """Numbers of accepted drafts, summed over all requests."""
+    """Counts of accepted drafts (fields of Drafted), summed over all requests that finished."""
     hosts: dict[str, Any] = field(default_factory=dict)
-    """Clock offsets of the other hosts in ms, by host (RemoteHost.described)."""
+    """Offset, error and drift of each other host's clock in ms, by host (RemoteHost.described)."""
 
 
 def run_scenario(
@@ -97,8 +97,9 @@ def _stop_signals_ignored() -> Iterator[None]:
 
 
 def _facts_of(real: RealRun, options: Options) -> dict[str, Any]:
-    """Returns the fields of the summary that cannot be computed from the logbooks: the options of the run, how late the
-    client sent requests, and how many drafts were confirmed.
+    """Returns the fields of the summary that cannot be computed from the logbooks: whether the run was interrupted, its
+    device, dtype and weights, how late the client sent requests in ms, which share of accepted drafts the target model
+    confirmed, which share of the others were near ties, and with several hosts their clock offsets.
     """
     late_ms = Samples(late_ns / 1e6 for late_ns in real.late_ns)
     facts: dict[str, Any] = {"interrupted": real.interrupted}

@@ -61,8 +61,8 @@ def _owned(logs: Path) -> Iterator[None]:
 
 
 def note_begin(logs: Path, scenario: Scenario, options: Options, num_requests: int) -> None:
-    """Writes the run's scenario, options and number of requests. `recover` reads these data and the logbooks if the run
-    was cut off. scenario: resolved.
+    """Writes the run's scenario, device, dtype, weights and number of requests. `recover` reads these data and the
+    logbooks if the run was cut off. scenario: resolved.
     """
     write_scenario(logs, scenario)
     about = {"device": options.device, "dtype": options.dtype, "weights": options.weights}

@@ -1,10 +1,11 @@
 """Decode attention over pages, for one new query token per sequence, or for several that are verified together. Query
-heads are grouped, and all programs have equal work.
+heads are grouped, and programs have equal work, whatever the sequences' lengths (the last programs may have less).
 
-The kernel computes reference.paged_decode_reference. A step must read K and V of every cached token of the batch once,
-2 * tokens * kv_heads * head_dim elements; all other reads are small. Each program computes one KV head over one share
-of the batch (shares.py), for all new tokens and all query heads that use the KV head, so each K and V is read once. For
-a layer with a window only the last tokens of each sequence are divided into shares and read.
+For one new token per sequence the kernel computes reference.paged_decode_reference. A step must read K and V of every
+cached token of the batch once, 2 * tokens * kv_heads * head_dim elements; all other reads are small. Each program
+computes one KV head over one share of the batch (shares.py), for all new tokens and all query heads that use the KV
+head, so each K and V is read once. For a layer with a window only the last tokens of each sequence are divided into
+shares and read.
 """
 
 from dataclasses import dataclass
@@ -52,10 +53,11 @@ def decode_part_kernel(
     `output`, or to `parts` and `part_stats` if the share has only a part of the sequence (store_part).
 
     GROUP: query heads of the KV head times NEW; the heads lie token after token. NEW: new tokens of each sequence.
-    ROWS: GROUP, rounded up to a power of two from 16 on. HEADS: KV heads. bounds, first_sequences: written by
-    divide_kernel. parts, part_stats: tensors of a DecodeWorkspace. The other tensors are arguments of paged_decode.
-    scale_log2: factor on the scores, times log2(e). query_stride, table_stride: elements from one row to the next.
-    TOKENS: tokens per block. BATCH, SHARES: numbers of sequences and shares. WINDOW: tokens of the window; 0: none.
+    ROWS: GROUP, rounded up to a power of two from 16 on. HEADS: KV heads. DIM, PAGE, HND: as of row_offset. bounds,
+    first_sequences: written by divide_kernel. parts, part_stats: tensors of a DecodeWorkspace. The other tensors are
+    arguments of paged_decode. scale_log2: factor on the scores, times log2(e). query_stride, table_stride: elements
+    from one row to the next. TOKENS: tokens per block. BATCH, SHARES: numbers of sequences and shares. WINDOW: tokens
+    of the window; 0: none.
     """
     wait_for_earlier()
     head = tl.program_id(0)  # neighbouring programs read neighbouring heads of the same tokens
@@ -127,8 +129,9 @@ def decode_workspace(
     num_new: int = 1,
 ) -> DecodeWorkspace:
     """Makes a workspace for decode attention, in which the tokens of a batch are divided into equal shares. batch:
-    maximum number of sequences. block_tokens: tokens that a program reads at once. shares: number of shares, each read
-    by one program per KV head; None: as many as fill the device. num_new: number of new tokens of each sequence.
+    number of sequences, with padded ones. block_tokens: tokens that a program reads at once. shares: number of shares,
+    each read by one program per KV head; None: as many as fill the device. num_new: number of new tokens of each
+    sequence.
     """
     return DecodeWorkspace(batch, num_new * query_heads, kv_heads, head_dim, block_tokens, device, shares)
 

@@ -85,9 +85,9 @@ def latent_workspace(
     *,
     shares: int | None = None,
 ) -> DecodeWorkspace:
-    """Makes a workspace for latent_decode, in which the tokens of a batch are divided into equal shares. batch: maximum
-    number of sequences. rank: width of the part of a latent that is also the value. shares: number of shares, each read
-    by one program per block of heads; None: as many as fill the device.
+    """Makes a workspace for latent_decode, in which the tokens of a batch are divided into equal shares. batch: number
+    of sequences, with padded ones. rank: width of the part of a latent that is also the value. shares: number of
+    shares, each read by one program per block of heads; None: as many as fill the device.
     """
     return DecodeWorkspace(batch, query_heads, triton.cdiv(query_heads, _ROWS), rank, _BLOCK_TOKENS, device, shares)
 

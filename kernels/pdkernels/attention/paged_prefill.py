@@ -85,7 +85,8 @@ def paged_prefill_kernel(
     num_programs-th item. Arguments of type int64 are addresses of the tensors of `paged_prefill`.
 
     TYPE: data type of queries and output. NARROW: data type of the pages. HEADS: query heads. GROUP: query heads per KV
-    head. PAGE: tokens per page. ROWS, TOKENS: new tokens per tile, and tokens of KV per block. WINDOW: as `window`.
+    head. PAGE: tokens per page. ROWS: maximum number of new tokens of a tile. TOKENS: tokens of KV per block. WINDOW:
+    as `window` of `paged_prefill`.
     """
     ROW: tl.constexpr = HEADS // GROUP * DIM
     work = tl.load(num_tiles.to(tl.pointer_type(tl.int32))) * HEADS

@@ -42,9 +42,9 @@ def attend(q, v, scores, largest, total, out):
 
 @triton.jit
 def first_and_masked(position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Returns (index of the first token to compute, index of the first token that needs a mask because some of the
-    queries may not see it). Both are starts of blocks of TOKENS tokens. position: index of the first query's token.
-    WINDOW: last tokens that a query sees; 0: all.
+    """Returns two indices of tokens at which blocks of TOKENS tokens begin: (begin of the first block to compute, begin
+    of the first block that needs a mask because some queries may not see all its tokens). With a window, all blocks get
+    a mask. position: index of the first query's token in its sequence. WINDOW: last tokens that a query sees; 0: all.
     """
     if WINDOW:
         start = tl.maximum(position - WINDOW + 1, 0) // TOKENS * TOKENS
@@ -129,11 +129,11 @@ def packed_prefill_kernel(
 
 
 def is_fastest(query: torch.Tensor, num_new: Sequence[int]) -> bool:
-    """True if packed_prefill is the fastest kernel for these sequences. It starts one program per block of new tokens
-    and query head. If these are fewer than half of the GPU's multiprocessors, a kernel that also divides contexts among
-    programs is faster.
+    """True if packed_prefill can compute heads of this dimension, and is the fastest kernel for these sequences.
+    packed_prefill starts one program for each query head of each block of up to 128 new tokens. If there are fewer
+    programs than half of the GPU's multiprocessors, a kernel that also divides contexts among programs is faster.
 
-    Args: num_new: new tokens of each sequence.
+    Args: query: as of packed_prefill. num_new: new tokens of each sequence.
     """
     _, query_heads, head_dim = query.shape
     num_programs = sum([triton.cdiv(tokens, _ROWS) for tokens in num_new]) * query_heads

@@ -2,9 +2,10 @@
 results.
 
 The tokens of all sequences lie one behind another in blocks, and each program reads one share: an equal run of blocks.
-A share may end inside a sequence, and may hold several sequences. The blocks of one share that belong to one sequence
-are a part. Its result lies in slot `share + sequence`: no other part has this slot, and the parts of a sequence have
-neighbouring slots. A sequence that lies in one share alone needs no joining.
+The last shares may have fewer blocks, or none. A share may end inside a sequence, and may hold several sequences. The
+blocks of one share that belong to one sequence are a part. Its result lies in slot `share + sequence`: no other part
+has this slot, and the parts of a sequence have neighbouring slots. A sequence that lies in one share alone needs no
+joining.
 
 Grids depend on shapes only, and lengths are read on the device, so all kernels can be captured in a CUDA graph.
 """
@@ -27,7 +28,7 @@ def divide_kernel(
 ):  # fmt: skip
     """Divides sequences of these lengths, int32 [batch], into blocks and shares. Writes bounds, [batch + 1]: the number
     of blocks before each sequence, and at the end the number of all blocks. Writes first_sequences, [shares]: index of
-    the sequence in which each share begins.
+    the sequence in which each share begins; BATCH if the share is empty.
 
     BATCH: number of sequences; PADDED: rounded up to a power of two. TOKENS: tokens per block. WINDOW: last tokens of
     each sequence that count; 0: all.
@@ -49,9 +50,9 @@ def divide_kernel(
 
 @triton.jit
 def share_of(bounds, BATCH: tl.constexpr, SHARES: tl.constexpr):
-    """Returns the number of KV blocks, at least 1, that each program of a decode attention kernel reads: its share.
-    bounds: int32 [BATCH + 1], for each sequence the number of blocks of all sequences before it, then the number of all
-    blocks. BATCH: number of sequences. SHARES: number of shares.
+    """Returns the number of KV blocks of a share, at least 1. The last shares may have fewer, or none. bounds: int32
+    [BATCH + 1], for each sequence the number of blocks of all sequences before it, then the number of all blocks.
+    BATCH: number of sequences. SHARES: number of shares.
     """
     return tl.maximum(tl.cdiv(tl.load(bounds + BATCH), SHARES), 1)
 
@@ -119,12 +120,13 @@ def join_kernel(
 
 
 class DecodeWorkspace:
-    """Divides the KV of a decode batch into equal shares, one for each of the programs that run at once, and has memory
-    for their results. A workspace is made once, for the largest batch, because captured graphs keep its addresses.
+    """Divides the KV of a decode batch into equal shares, and has memory for their results. For each block of heads,
+    one program reads each share. A captured graph keeps the addresses of the workspace, so the workspace must live as
+    long as the graph.
 
     Args:
-        batch: maximum number of sequences.
-        query_heads: query heads of each sequence, with a result of head_dim elements.
+        batch: number of sequences, with padded ones, whose length is 0.
+        query_heads: query heads of each sequence (of all its new tokens), with a result of head_dim elements each.
         head_blocks: number of programs that read each token, each for some of the query heads.
         head_dim: a power of two.
         block_tokens: tokens of a block, which one program reads at once.
@@ -159,9 +161,9 @@ class DecodeWorkspace:
         """Number of last tokens of each sequence that were divided; 0: all of them."""
 
     def divide(self, lengths: torch.Tensor, window: int = 0) -> None:
-        """Divides the tokens of a batch equally into shares, one for each program. lengths: numbers of tokens of the
-        sequences, int32 [batch]. window: last tokens of each sequence that a layer attends to; 0: all. Called once a
-        step for all layers with the same window.
+        """Divides the tokens of a batch equally into shares. lengths: numbers of tokens of the sequences, int32
+        [batch]. window: last tokens of each sequence that a layer attends to; 0: all. Called once a step for all layers
+        with the same window. Raises ValueError if lengths has another shape or data type.
         """
         if lengths.dtype != torch.int32 or lengths.shape != (self.batch,):
             raise ValueError(f"lengths must be int32 [{self.batch}], not {lengths.dtype} {list(lengths.shape)}")
@@ -179,8 +181,8 @@ class DecodeWorkspace:
         )
 
     def check(self, lengths: torch.Tensor) -> None:
-        """Raises ValueError if the workspace was not divided for these lengths, that is, if divide(lengths) was not
-        called last.
+        """Raises ValueError if the last call of `divide` was not for the tensor `lengths`. The check compares
+        addresses: new values in the same tensor are not noticed.
         """
         if self.divided is None or self.divided.data_ptr() != lengths.data_ptr():
             raise ValueError("the workspace is divided over other lengths: call divide(lengths) once a step")
@@ -188,7 +190,7 @@ class DecodeWorkspace:
     def join(self, output: torch.Tensor) -> None:
         """Writes the results that the attention kernel has not written yet. For a sequence that lies in several shares,
         combines the results of its parts. For a sequence without tokens, writes zeros. output: [batch, query_heads,
-        head_dim].
+        head_dim], with the query_heads of the workspace.
         """
         join_kernel[(self.query_heads, self.batch)](
             self.parts,
@@ -206,8 +208,9 @@ class DecodeWorkspace:
 
 
 def default_shares(head_blocks: int, device: torch.device) -> int:
-    """Returns the number of equal shares into which a batch's cached tokens are divided, so that there are enough
-    programs for all SMs. head_blocks: number of programs that read each token, each for some of the query heads.
+    """Returns the number of equal shares into which a batch's cached tokens are divided. On a GPU, there are about 4
+    programs per SM; on a CPU, 3 shares. head_blocks: number of programs that read each token, each for some of the
+    query heads.
     """
     if device.type != "cuda":
         return _SHARES_ON_CPU

@@ -1,4 +1,5 @@
-"""Measures the kernels of pdkernels on this GPU, and SGLang's for comparison, and writes the times to a CSV file.
+"""Measures kernels of pdkernels on this GPU and, for comparison, other ways to do the same work (SGLang's kernels if
+they are found). Writes the times to a CSV file.
 
 python -m pdkernels.bench [--quick] [--sglang FOLDER] --out rows.csv
 """
@@ -82,8 +83,8 @@ def _measured(bench: Bench, arguments: argparse.Namespace) -> Iterator[Row]:
 
 
 def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
-    """Returns a small job for each of our kernels that is measured. The jobs compile the kernels before the
-    measurements.
+    """Yields the jobs that compile gather and scatter before the measurements: for each model, page size and TP size of
+    decode, for a single request and for a batch.
     """
     for model in MODELS:
         for page_size in page_sizes:
@@ -100,8 +101,9 @@ def _jobs(arena: Arena, page_sizes: Sequence[int]) -> Iterator[Job]:
 
 
 def summary(rows: list[Row]) -> str:
-    """Returns a table of the measured rows, with one line for each direction (gather or scatter) and size class: the
-    smallest share of copy bandwidth that the kernel reaches, and its smallest speed-up over SGLang's kernel.
+    """Returns a table of the rows of our gather and scatter ("fused"). For each direction and class of payload sizes
+    that has rows, a line gives the number of rows, the smallest share of copy bandwidth that the kernel reaches, and
+    its smallest speed-up over SGLang's kernel (empty: SGLang's was not measured).
     """
     lines = [f"{'':24} {'rows':>5} {'least share of copy':>20} {'SGLang : fused, least':>22}"]
     shape = {(r.kernel, r.model, r.tokens, r.page_size, r.dst_tp): r for r in rows if r.variant == "sglang"}

@@ -24,9 +24,10 @@ shortest.
 
 
 def attention(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Measures the attention of prompts, decode attention and append, and yields a row for each measurement. In the
-    row, `tokens` is the length of the prompt or the mean context; `model` is the model's name, followed by the number
-    of sequences. quick: True: decode attention is measured with one page size only.
+    """Measures the attention of prompts, decode attention and append, by our kernels and by torch's, and yields a row
+    for each measurement. In the row, `tokens` is the length of the prompt or the mean context. For decode and append,
+    the model's name is followed by the number of sequences and, if contexts differ, their smallest and largest length.
+    quick: True: decode attention is measured with one page size only.
     """
     for tokens in _PROMPTS:
         yield from _prefill(tokens)
@@ -44,8 +45,8 @@ def spread_lengths(batch: int, mean: int, spread: int) -> list[int]:
 
 
 def _prefill(tokens: int) -> Iterator[Row]:
-    """Measures the attention of one prompt without context, by our kernel and by torch's flash attention. tokens:
-    length of the prompt.
+    """Measures the attention of one prompt without context, by our kernel and by torch's flash attention, and yields a
+    row for each. tokens: length of the prompt.
     """
     packed = torch.randn(tokens, 32 + 16, 128, dtype=torch.bfloat16, device="cuda")
     query, key, value = packed.split((32, 8, 8), dim=1)
@@ -101,8 +102,8 @@ def _decode(bench: Bench, lengths: list[int], page_size: int) -> Iterator[Row]:
 def _contiguous_sdpa(
     bench: Bench, case: Case, planes: list[torch.Tensor], query: torch.Tensor, kv_bytes: int, copied: float
 ) -> Row:
-    """Measures torch's attention over a contiguous cache without pages, for comparison. kv_bytes: bytes of KV that
-    attention reads. copied: time in us of a copy that reads and writes as many bytes.
+    """Measures torch's decode attention over a contiguous cache without pages, for comparison. kv_bytes: bytes of KV
+    that attention reads. copied: time in us of a copy whose reads and writes together have as many bytes.
     """
     batch = len(query)
     k, v = (plane.view(batch, case.tokens, 8, 128).transpose(1, 2) for plane in planes)

@@ -66,9 +66,9 @@ Slice = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, str], Call]
 
 
 def _per_slice(case: Case, memory: Memory, side: str, pages: torch.Tensor, offset: int, move: Slice) -> Call:
-    """Returns a function that moves one request, with a call of `move` for each plane (K or V of one layer) and, if
-    side is "scatter" instead of "gather", for each writer (a prefill rank that sends to this rank). pages: the
-    request's page list. offset: beginning of the request in staging, in bytes.
+    """Returns a function that moves one request. The function runs calls that `move` has made, one for each plane (K or
+    V of one layer) and, if side is "scatter" instead of "gather", for each writer (a prefill rank that sends to this
+    rank). pages: the request's page list. offset: beginning of the request in staging, in bytes.
     """
     slots = _slots(case, pages)
     writers = case.writers if side == "scatter" else 1

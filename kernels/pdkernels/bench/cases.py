@@ -98,8 +98,8 @@ _MOST_ROTATED = 64
 @dataclass(frozen=True, slots=True)
 class Memory:
     """A pool with its staging buffer. pages: several page lists of equal length. offsets: for each page list, where its
-    span of staging begins, in bytes. Each call of a measurement uses the next page list and its span, so no call finds
-    its data in L2.
+    span of staging begins, in bytes. Calls that take turns over all page lists and their spans (`rotation`) do not find
+    their data in L2. A payload above 2 GiB has one page list only.
     """
 
     pool: Pool
@@ -109,8 +109,8 @@ class Memory:
 
     @classmethod
     def of(cls, arena: Arena, case: Case, heads: int) -> "Memory":
-        """Makes the memory in which one rank with `heads` KV heads runs the case. Frees all memory that the arena lent
-        before.
+        """Makes the memory in which one rank with `heads` KV heads runs the case. Takes back all memory that the arena
+        lent before, so an earlier Memory must not be used any more.
         """
         arena.reset()
         payload = case.payload_bytes(heads)

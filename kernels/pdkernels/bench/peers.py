@@ -22,9 +22,10 @@ _HERE, _THERE = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
-    """Measures transfers of a request's KV to another GPU (push), and yields a row for each measurement. A row's
-    copy_us is the time of a plain copy of as many bytes to that GPU, so copy_fraction is the reached fraction of the
-    link's bandwidth. quick: True: fewer lengths of requests.
+    """Measures transfers of a request's KV from one source rank to another GPU: a push (also with few programs), a
+    gather, copy and scatter, and a plain copy of as many bytes. Yields a row for each measurement. A row's copy_us is
+    the time of the plain copy, so copy_fraction is the reached fraction of the link's bandwidth. quick: True: fewer
+    lengths of requests.
     """
     map_peer(_HERE, _THERE)
     for model in (MODELS[1], MODELS[2]):
@@ -34,7 +35,9 @@ def peers(bench: Bench, *, quick: bool) -> Iterator[Row]:
 
 
 def _measure(bench: Bench, case: Case) -> Iterator[Row]:
-    """Measures transfers from one of four source ranks, on this GPU, to a target rank on the other GPU."""
+    """Measures transfers from one of four source ranks, on this GPU, to a target rank on the other GPU, and yields a
+    row for each measurement.
+    """
     source, target = _pool(case, case.source_heads, _HERE), _pool(case, case.target_heads, _THERE)
     payload = case.payload_bytes(case.source_heads)
     pages = torch.randperm(len(source.keys[0]) // case.page_size, device=_HERE).to(torch.int32)
@@ -72,8 +75,8 @@ def _pool(case: Case, heads: int, device: torch.device) -> Pool:
 
 
 def _both_us(call: Call) -> float:
-    """Returns the time per call in us, by the host's clock. Times many calls together, until both devices are idle,
-    because events of one device cannot measure two devices.
+    """Returns the time per call in us, by the host's clock: the smallest of three means over 20 calls, each until both
+    devices are idle. Events of one device cannot measure two devices.
     """
     for _ in range(3):
         call()

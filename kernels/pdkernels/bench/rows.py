@@ -18,20 +18,21 @@ class Row:
     """A measured call. Times are in microseconds; None: not measured.
 
     Attributes:
-        kernel: gather, scatter, push, append, decode and so on.
+        kernel: gather, scatter, push, prefill, append or decode.
         variant: the kernel or call; our main kernel is "fused".
-        model, tokens, page_size: name of the model, tokens of a request, tokens per page.
+        model, page_size: name of the model, tokens per page.
+        tokens: tokens of a request, or of all requests of a batch; for decode and append, the mean context.
         src_tp, dst_tp: tensor-parallel sizes of the source and of the target.
         payload_bytes: bytes of KV moved or read, counted once.
-        time_us: device time of a call between two events.
+        time_us: device time of a call between two events. For a push to another GPU: host time until both are idle.
         graph_us: device time per call when calls are replayed as a CUDA graph.
         submit_us: host time until the call has submitted its work.
-        whole_us: host time until the work is done, with the upload of page lists.
+        whole_us: host time until the work is done. For gather, this includes the upload of the page list.
         copy_us: device time of a device-to-device copy of the payload. For decode, the copy reads and writes as many
-            bytes as attention reads.
+            bytes as attention reads. For a push to another GPU, host time of a copy to that GPU.
         copy_fraction: copy_us / time_us, the fraction of copy bandwidth that the call reaches.
         gbytes_per_s: rate of bytes read plus bytes written, in 10^9 bytes per s.
-        floor_us: time of the bytes read and written at the device's largest measured copy bandwidth.
+        floor_us: time of the bytes read and written at the device's copy bandwidth, measured with copies of 1 GiB.
         programs: limit of thread blocks at a time; None: no limit.
 
     """
@@ -88,8 +89,8 @@ def write_rows(path: Path, rows: Sequence[Row], provenance: Provenance) -> None:
 
 
 def _short(value: object) -> object:
-    """Returns a number rounded to four significant digits; from 1,000 on, to tenths. A value that is not a float is
-    returned unchanged.
+    """Returns a float as text, rounded to four significant digits; from 1,000 on, to tenths. A value that is not a
+    float is returned unchanged.
     """
     if not isinstance(value, float):
         return value

@@ -1,7 +1,7 @@
 """SGLang's own staging kernels and calls, imported from an installed sglang or from a folder with its source.
 
-Only sglang/srt/disaggregation/common/staging_buffer.py is used. A folder may hold that file alone. Stand-ins then take
-the place of the four names that the file imports from the rest of SGLang.
+Only sglang/srt/disaggregation/common/staging_buffer.py is used. A folder may hold that file alone, because with a
+folder stand-ins take the place of the four names that the file imports from the rest of SGLang.
 """
 
 import importlib
@@ -23,8 +23,8 @@ _BLOCK = 1024  # elements per program, as in its launchers
 
 def load(folder: Path | None) -> ModuleType | None:
     """Imports SGLang's module staging_buffer, which has its staging kernels. folder: folder that holds sglang/; None:
-    the installed sglang. Returns None if no sglang is installed. Raises FileNotFoundError if the folder lacks
-    staging_buffer.py.
+    the installed sglang. Returns None if folder is None and no sglang is installed. Raises FileNotFoundError if the
+    folder lacks staging_buffer.py.
     """
     if folder is None:
         if importlib.util.find_spec("sglang") is None:
@@ -64,15 +64,16 @@ def writers_of(case: Case) -> int:
 
 
 def gather_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls that launch only SGLang's gather kernel, one per place in memory. All tables of addresses are made
-    beforehand. module: SGLang's module, as `load` returns it. case: sizes to measure. memory: pages and staging.
+    """Returns calls that launch only SGLang's gather kernel, one for each page list of `memory`. All tables of
+    addresses are made beforehand. module: SGLang's module, as `load` returns it. case: sizes to measure. memory: pages
+    and staging.
     """
     return [_kernel_call(module, case, memory, pages, offset, 1, "gather") for pages, offset in memory.rotation()]
 
 
 def scatter_kernel_calls(module: ModuleType, case: Case, memory: Memory) -> list[Call]:
-    """Returns calls that launch only SGLang's scatter kernel, one per place in memory. All tables of addresses are made
-    beforehand. module: SGLang's, from `load`.
+    """Returns calls that launch only SGLang's scatter kernel, one for each page list of `memory`. All tables of
+    addresses are made beforehand. Arguments as of gather_kernel_calls.
     """
     writers = writers_of(case)
     return [

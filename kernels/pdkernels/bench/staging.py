@@ -1,4 +1,4 @@
-"""Measures gather and scatter: with pdkernels, with plain torch and CUDA copies, and with SGLang's kernels."""
+"""Measures gather and scatter: with pdkernels, with plain Triton, torch and CUDA copies, and with SGLang's kernels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,9 +28,9 @@ _LARGEST_GRID = 65535  # of SGLang's second grid dimension
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Memory and results that all measurements of gather and scatter share. arena: memory for pages and staging.
-    sglang: SGLang's module; None: SGLang is not measured. peak_bytes_per_us: largest measured copy bandwidth, bytes
-    read plus bytes written. copies: times in us of the copies measured so far, by their bytes.
+    """Memory and results that all measurements share. arena: memory for pages and staging. sglang: SGLang's module;
+    None: SGLang is not measured. peak_bytes_per_us: copy bandwidth, bytes read plus bytes written per us, measured with
+    copies of 1 GiB. copies: times in us of the copies measured so far, by their bytes.
     """
 
     arena: Arena
@@ -39,8 +39,8 @@ class Bench:
     copies: dict[int, float] = field(default_factory=dict)  # payload in bytes to microseconds
 
     def copy_us(self, payload: int) -> float:
-        """Returns the time in us of a device-to-device copy of `payload` bytes. The first call for a size measures it,
-        and overwrites the memory that all measurements share (`arena`).
+        """Returns the time in us of a device-to-device copy of `payload` bytes. The first call for a size measures it.
+        That call takes back all memory that `arena` lent before, and overwrites it.
         """
         if payload not in self.copies:
             self.copies[payload] = copy_us(self.arena, payload)
@@ -48,7 +48,7 @@ class Bench:
 
     def row(self, kernel: str, variant: str, case: Case, payload: int, copy_us: float, **times: Any) -> Row:
         """Makes a row from measured times (`times`, by field of Row), with the fields that are computed from them.
-        payload: bytes of KV that are moved. copy_us: time of a copy of the payload.
+        payload: bytes of KV that are moved. copy_us: time in us of a copy of the payload.
         """
         row = Row(
             kernel,
@@ -69,8 +69,8 @@ class Bench:
 
 
 def copy_us(arena: Arena, payload: int) -> float:
-    """Measures a device-to-device copy of `payload` bytes, in us. Each call copies between other places in memory, so
-    that the L2 cache does not help.
+    """Returns the median time in us of a device-to-device copy of `payload` bytes. Calls take turns over several places
+    in memory, so that the L2 cache does not help. Takes back all memory that the arena lent before.
     """
     arena.reset()
     count = 1 if payload > 2 << 30 else max(2, min(64, -(-(256 << 20) // payload)))
@@ -79,8 +79,8 @@ def copy_us(arena: Arena, payload: int) -> float:
 
 
 def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[str, Case]]:
-    """Yields (side, case) for all combinations of side (gather or scatter), model of MODELS, page size, TP size of
-    decode, and length. lengths: numbers of tokens of a request.
+    """Yields (side, case) for all combinations of model of MODELS, page size and length: a gather of a prefill rank of
+    TP 4, then the scatters of decode ranks of TP 1 and of TP 2. lengths: numbers of tokens of a request.
     """
     for model, page_size, tokens in product(MODELS, page_sizes, lengths):
         yield "gather", Case(model, tokens, page_size, 4, 1)
@@ -89,7 +89,9 @@ def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[s
 
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
-    """Measures all variants in one case, and yields a row with the times of each. side: gather or scatter."""
+    """Measures our kernel and SGLang's in one case, and yields a row for each. Requests of 1,000 tokens are also
+    measured with the other ways (baselines), and with whole calls from a page list on. side: gather or scatter.
+    """
     heads = case.source_heads if side == "gather" else case.target_heads
     payload = case.payload_bytes(heads)
     copied = bench.copy_us(payload)
@@ -173,8 +175,8 @@ def _captured_call(captured: CapturedCopy, pages: Any, tokens: int, offset: int)
 
 
 def few_programs(bench: Bench) -> Iterator[Row]:
-    """Measures gather and scatter with different numbers of programs, and yields a row for each number. Each program
-    has a multiprocessor of its own, unless there are more programs than multiprocessors.
+    """Measures gather and scatter with different limits of the number of programs, and yields a row for each limit.
+    Each program has a multiprocessor of its own, unless there are more programs than multiprocessors.
     """
     case = Case(MODELS[1], 16384, 16, 4, 1)
     for side in SIDES:
@@ -189,7 +191,7 @@ def few_programs(bench: Bench) -> Iterator[Row]:
 
 def other_forms(bench: Bench) -> Iterator[Row]:
     """Measures forms that the main table leaves out, and yields a row for each measurement: a gather for four targets,
-    HND pages, and fp8 on the wire.
+    HND pages, fp8 on the wire, and a push within one GPU.
     """
     case = Case(MODELS[1], 16384, 16, 1, 4)
     payload = case.payload_bytes(case.source_heads)

@@ -1,6 +1,7 @@
-"""Three ways to time a call: on the device, inside a CUDA graph, and on the host until the call is submitted.
+"""Four ways to time a call: on the device, inside a CUDA graph, on the host until the call is submitted, and on the
+host until the work is done.
 
-Every measurement takes several calls in turn. They touch different memory, so that no call finds its data in L2.
+Every measurement takes a list of calls in turn. If they touch different memory, no call finds its data in L2.
 """
 
 import statistics
@@ -46,8 +47,8 @@ def graph_us(calls: Sequence[Call], repeats: int) -> float:
 
 
 def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
-    """Returns the median host time of a call in us. Calls follow each other without waiting for the device, in bursts
-    of `burst` calls.
+    """Returns the host time of a call in us: the mean over a burst of `burst` calls that do not wait for the device,
+    and of these the median over `repeats` bursts. Before each burst the device is idle.
     """
     taken = []
     for _ in range(repeats):
@@ -61,8 +62,8 @@ def submit_us(calls: Sequence[Call], repeats: int, burst: int = 16) -> float:
 
 
 def whole_us(calls: Sequence[Call], repeats: int) -> float:
-    """Returns the median host time in us from a call until its work on the device is done, over `repeats` calls. These
-    take the items of `calls` in turn.
+    """Returns the median host time in us from a call until its work on the device is done, over `repeats` calls. The
+    items of `calls` are called in turn.
     """
 
     def call_and_wait(call: Call) -> float:

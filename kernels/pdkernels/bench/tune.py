@@ -37,14 +37,16 @@ _LENGTHS = (16384, 1000)
 
 
 def tilings() -> Iterator[Tiling]:
-    """Yields the tilings of gather and scatter to try: all those whose threads each have 16 to 128 bytes in flight."""
+    """Yields the tilings of gather and scatter to try: the combinations of 64 to 2,048 units and 2, 4 or 8 warps whose
+    threads each have 16 to 128 bytes in flight.
+    """
     for units, warps in itertools.product((64, 128, 256, 512, 1024, 2048), (2, 4, 8)):
         if 1 <= units / (warps * 32) <= 8:
             yield Tiling(units, warps)
 
 
 def sweep_staging(arena: Arena, lengths: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Yields one row per shape and tiling: the measured time of gather or scatter."""
+    """Yields one row per shape, side (gather or scatter), length and tiling: the measured time."""
     models = {model.name: model for model in MODELS}
     shapes = [(models[name], page_size, dst_tp) for name, page_size, dst_tp in _SHAPES]
     precompile(_jobs(arena, [Case(model, 256, page_size, 4, dst_tp) for model, page_size, dst_tp in shapes]))
@@ -89,8 +91,9 @@ def decode_tilings() -> Iterator[tuple[int, decode.DecodeTiling]]:
 
 
 def sweep_decode(lengths: list[int], page_size: int) -> Iterator[dict[str, Any]]:
-    """Yields one row per tiling: the measured time of decode attention of one layer, with 32 query and 8 KV heads of
-    dimension 128, over contexts of these lengths in tokens.
+    """Yields one row per number of shares and tiling: the measured time of decode attention of one layer, with 32 query
+    and 8 KV heads of dimension 128, over contexts of these lengths in tokens. Leaves out tilings that need more
+    registers or shared memory than the GPU has.
     """
     precompile([(compile_decode, (tokens, tiling, page_size)) for tokens, tiling in decode_tilings()])
     batch, pages = len(lengths), [-(-length // page_size) for length in lengths]

@@ -30,10 +30,10 @@ class StagingCopy:
     def ready(
         self, pool: Pool, heads: range | None, slices: int, tiling: Tiling | None, *, limited: bool, batched: bool
     ) -> "Ready":
-        """Returns the kernel that is compiled for the given arguments. The kernel is compiled on the first call, and
-        kept in the pool. heads: heads to move; None: all. slices: number of target ranks, or for a scatter of source
-        ranks. tiling: None: the default. limited: True: the number of programs is limited. batched: True: for several
-        requests.
+        """Returns the copy, prepared for these arguments, which is kept in the pool. Its kernel is compiled at the
+        first launch. heads: heads to move; None: all. slices: number of target ranks, or for a scatter of source ranks.
+        tiling: None: the default. limited: True: the number of programs is limited. batched: True: for several
+        requests. Raises ValueError if the pool lacks the heads, or if they do not divide into the slices.
         """
         key = (self, heads, slices, tiling, limited, batched)
         ready = pool.prepared.get(key)
@@ -139,7 +139,9 @@ def check_pages(pool: Pool, pages: torch.Tensor, tokens: int) -> None:
 
 
 def check_staging(pool: Pool, staging: torch.Tensor, offset_bytes: int, span_bytes: int) -> None:
-    """Raises ValueError unless the staging buffer has room for the span at that offset."""
+    """Raises ValueError unless kernels can use the staging buffer, the span begins at a multiple of 16 bytes and has at
+    most 16 GiB, and the buffer has room for the span at that offset.
+    """
     if staging.dtype != torch.uint8 or staging.device != pool.device or not staging.is_contiguous():
         raise ValueError(f"staging must be contiguous uint8 on {pool.device}, not {staging.dtype} on {staging.device}")
     if (staging.data_ptr() | offset_bytes) % UNIT_BYTES:

@@ -27,8 +27,8 @@ class Tiling:
 GATHER = Tiling(units=128, warps=4)
 SCATTER = Tiling(units=256, warps=4)
 FEW_PROGRAMS = Tiling(units=1024, warps=8)
-"""Tiling for few programs, at most one per multiprocessor. Tiles are larger than in GATHER and SCATTER, so that few
-programs have enough bytes in flight.
+"""Default tiling if the number of programs is limited. Tiles are larger than in GATHER and SCATTER, so that few
+programs, at most one per multiprocessor, have enough bytes in flight.
 """
 
 

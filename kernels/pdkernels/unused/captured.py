@@ -22,10 +22,11 @@ _SMALLEST_PAGES = 4
 
 
 class CapturedCopy:
-    """Copies requests of up to most_tokens tokens between one pool and one staging buffer, by CUDA graphs.
+    """Copies requests of up to most_tokens tokens between one pool and one staging buffer, by CUDA graphs (on a CPU,
+    without graphs).
 
-    Each graph is for page lists up to a length, and each length is a quarter larger than the one before. A request uses
-    the graph with the smallest sufficient length, so it uploads and launches little more than it needs.
+    Each graph is for page lists up to a length, and each length is about a quarter larger than the one before. A
+    request uses the graph with the smallest sufficient length, so it uploads and launches little more than it needs.
 
     Args:
         direction: "gather" or "scatter".
@@ -33,7 +34,7 @@ class CapturedCopy:
         staging: staging buffer.
         most_tokens: maximum tokens of a request.
         heads: KV heads of the pool to copy; None: all heads.
-        slices: number of target ranks that share the heads evenly.
+        slices: number of target ranks, or for a scatter of source ranks, that share the heads evenly.
         programs: at most this many programs at a time; no limit if None.
 
     """
@@ -69,7 +70,10 @@ class CapturedCopy:
             self._graphs = [self._capture(size) for size in sizes]
 
     def __call__(self, pages: Sequence[int] | np.ndarray, tokens: int, offset_bytes: int = 0) -> None:
-        """Moves one request on the current stream. pages: on the host. Other arguments: as for gather and scatter."""
+        """Moves one request on the current stream. pages: on the host. Other arguments: as for gather and scatter.
+        Raises ValueError if the page list is too short for the tokens, or if the tokens need more pages than the
+        largest graph has.
+        """
         used = -(-tokens // self._page_size)
         if len(pages) < used or used > self._sizes[-1]:
             raise ValueError(f"{tokens} tokens need {used} pages, found {len(pages)}; at most {self._sizes[-1]} fit")

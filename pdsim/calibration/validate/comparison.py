@@ -189,7 +189,7 @@ class Spread:
 
     metric: str
     median: float
-    """Median of the absolute values of the errors."""
+    """Median of the absolute values of the relative errors."""
     worst: float
     """The error of largest absolute value. Positive: the simulated value is too high."""
     where: str

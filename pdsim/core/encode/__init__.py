@@ -1,3 +1,3 @@
-"""Encoders on GPUs of their own: their instances, the embeddings that they send, and the servers that wait for
-embeddings.
+"""Encoding of images and audio clips: instances on GPUs of their own, the embeddings that they send, servers that wait
+for embeddings, and servers that encode items themselves.
 """

@@ -1,1 +1,1 @@
-"""Records calls into instances, writes them as JSON text, reads them, and replays them."""
+"""Records calls into instances and other state machines, writes them as JSON text, reads them, and replays them."""

@@ -1,4 +1,4 @@
-"""Records every call into an instance."""
+"""Records calls into the state machines of a run: instances, senders, receivers, the router and others."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,8 +7,8 @@ from pdsim.core.messages import EncodeStep, Message, Result, Step
 
 
 class Entry(NamedTuple):
-    """A recorded call of an instance or a router: its id, the name of the method, the arguments (the last is now_ns)
-    and the result. With the name KILLED: no call, but the instance's death.
+    """A recorded call of a state machine: the machine's id, the name of the method, the arguments (the last is now_ns)
+    and the result. With the name KILLED: no call, but the machine's death.
     """
 
     instance_id: str
@@ -21,13 +21,13 @@ _new_entry = tuple.__new__
 """Makes an Entry in half the time of its constructor."""
 
 KILLED = "killed"
-"""Name of the journal entry that records that an instance died at args[0] ns. Later entries are calls of the restarted
-instance."""
+"""Name of the journal entry that records the death of an instance, a sender or a receiver at args[0] ns. Later entries
+with the same id are calls of the state machine that took its place after a restart."""
 
 
 class Recorded:
-    """Wraps an instance or a router, and gives `record` an Entry for each call of on_message, next_step and
-    on_step_done.
+    """Wraps a state machine, such as an instance or the router, and gives `record` an Entry for each call of
+    on_message, next_step and on_step_done.
     """
 
     def __init__(self, inner: Any, record: Callable[[Entry], None]) -> None:

@@ -1,4 +1,4 @@
-"""Writes calls into instances as lines of text, and reads them."""
+"""Writes recorded calls (Entry) as lines of text, and reads them."""
 
 import json
 from collections.abc import Iterable, Iterator

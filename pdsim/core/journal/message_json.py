@@ -1,9 +1,9 @@
 """Messages as JSON, for journals and for the channel between processes of real mode.
 
-A message or sequence is an object of one key, which names its type. Token ids are hexadecimal digits of 32-bit
-integers, because lists of integers take far longer to read and write. Long sequences of integers, such as page ids, are
-runs if runs are shorter: {"Runs": [95, 88, 400, 7]} is 95 to 182, then 400 to 406. Text of earlier releases, which has
-plain lists, can also be read.
+A message or token sequence is an object of one key, which names its type. Token ids are hexadecimal digits of 32-bit
+integers, because lists of integers take far longer to read and write. Sequences of LONG or more integers, such as page
+ids, are written as runs of consecutive integers if a run has about 4 integers or more on average: {"Runs": [95, 88,
+400, 7]} is 95 to 182, then 400 to 406. Text of earlier releases, which has plain lists, can also be read.
 """
 
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def are_ids(values: Sequence[Any]) -> bool:
 
 
 def are_one_run(ids: Sequence[int]) -> bool:
-    """True if each integer is greater by 1 than the integer before it."""
+    """True if each integer is greater by 1 than the integer before it. Raises IndexError if there is no integer."""
     return ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[-1] + 1))
 
 
@@ -99,7 +99,8 @@ def runs_of(ids: Sequence[int]) -> list[int] | None:
 
 def _ids_in(runs: Sequence[int]) -> tuple[int, ...]:
     """Returns the integers that runs stand for. runs: first integer and length of each run, in turn. Raises ValueError
-    or TypeError if the sequence does not consist of runs.
+    or TypeError if the sequence does not consist of runs, and ValueError if they stand for more than _MOST_IDS
+    integers.
     """
     pairs = list(zip(runs[::2], runs[1::2], strict=True))
     counts = [count for _, count in pairs]

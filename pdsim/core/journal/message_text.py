@@ -35,8 +35,9 @@ def _integers_text(values: list[Any]) -> str:
 
 
 def _named_text(kind: Any) -> Callable[[Any], str]:
-    """Returns a function that writes messages of one kind. Its source code is generated from the field names, as
-    dataclasses do, because a loop over the fields takes three times as long.
+    """Returns a function that writes messages of one kind. The function's source code is generated from the field
+    names, as dataclasses do, because a loop over the fields takes about twice as long. Kinds in LATER, whose last
+    fields may be left out, are written by a loop.
     """
     name, hints = kind.__name__, get_type_hints(kind)
     if kind in LATER:
@@ -53,12 +54,14 @@ def _named_text(kind: Any) -> Callable[[Any], str]:
 
 
 _SEEN_AGAIN = (messages.NewRequest, KvGranted, messages.PrefillStep, messages.DecodeStep, TransferUnit)
-"""Kinds of messages that appear in several calls. The texts of the most recent messages are kept."""
+"""Kinds of messages that appear in several calls. A `_Remembered` of each kind keeps their texts."""
 _NUM_REMEMBERED = 256
 
 
 class _Remembered:
-    """Writes immutable objects as text, and reuses the texts of the most recent objects."""
+    """Writes immutable objects as text. Keeps the texts of at most _NUM_REMEMBERED objects, for the case that the same
+    object is written again. When there are more objects, all kept texts are dropped.
+    """
 
     def __init__(self, text: Callable[[Any], str]) -> None:
         self._text = text

@@ -12,7 +12,9 @@ from pdsim.core.journal.message_json import to_json
 
 
 class ReplayError(AssertionError):
-    """Raised if a replayed call returns another result than the recorded call."""
+    """Raised if a replayed call returns another result than the recorded call or raises an error, and if a recording
+    cannot be replayed, because it has an unknown instance or an instance that died and cannot be restarted.
+    """
 
 
 def replay(
@@ -54,7 +56,9 @@ def _are_same(got: Any, recorded: Any) -> bool:
 
 
 def _as_read(returned: Any) -> Any:
-    """Returns a call's result with tuples in place of lists, because a journal that is read from a file has lists."""
+    """Returns a call's result with tuples in place of its lists and of lists directly in a tuple, because a journal
+    that is read from a file has tuples only.
+    """
     if type(returned) is list:
         return tuple(returned)
     if type(returned) is tuple:

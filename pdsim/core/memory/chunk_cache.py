@@ -5,7 +5,8 @@ beginning. Single chunks are evicted, least recently used first. A lookup marks 
 are evicted later. A store adds the first chunk first, so the first chunk is evicted first. Copies extend the step:
 
   load    before the forward, for the prompts that begin in the step
-  save    after the forward, before its result: chunks that the step completes, whether host memory has them or not
+  save    after the forward, before its result: chunks that the step completes, whether host memory has them or not;
+          of a prompt that begins, also cached chunks behind those that host memory has
 
 With is_layerwise each layer waits for its own part of the load, and its own part is saved as soon as the layer is
 computed, only of chunks that host memory lacks (cache_engine.py:692, 1106, gpu_connectors.py:1271, 1405, 1433).
@@ -55,8 +56,8 @@ def prefix_keys(sequence: TokenSequence, num_tokens: int, size: int) -> Iterator
 
 
 class EvictionOrder:
-    """Keys in the order in which they are evicted, without those that somebody holds. A key that is released is evicted
-    as if nobody had held it.
+    """Keys in the order in which they are evicted. Keys that somebody holds are passed over. A key that is released has
+    the place in the order that it had before.
     """
 
     def __init__(self) -> None:
@@ -171,7 +172,10 @@ class ChunkCache:
                 self.release(message.request_id)
 
     def release(self, request_id: int) -> None:
-        """Ends a prompt's hold on the chunks that it has found. No effect if the prompt was not looked up."""
+        """Ends a prompt's hold on the chunks that it has found, and frees the host pages of chunks that storage has
+        read for it. If the prompt's lookup has not ended, this happens when the lookup ends. No effect if the prompt
+        was not looked up.
+        """
         lookup = self.lookups.get(request_id)
         if lookup is None:
             return

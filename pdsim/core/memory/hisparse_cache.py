@@ -36,7 +36,7 @@ class DeviceBuffers:
         self.pages_per_buffer = buffer_tokens // page_size + 1
 
     def num_needed(self, num_kv_pages: int) -> int:
-        """Number of GPU pages of a request whose KV has num_kv_pages pages."""
+        """Number of GPU pages in the buffer of a request whose KV has num_kv_pages pages in host memory."""
         return num_kv_pages if num_kv_pages < self.pages_per_buffer - 1 else self.pages_per_buffer
 
 

@@ -1,12 +1,12 @@
 """Host memory of one instance (SGLang's HiCache, L2): a second prefix cache with its own pages.
 
-KV of a whole prompt or output is written to host memory
-  write_through             when it is first inserted
-  write_through_selective   when it is inserted again
-  write_back                when it is evicted; tokens before it that only the GPU has are a node without pages
+KV is written to host memory
+  write_through             when it is first inserted as part of a whole prompt or output
+  write_through_selective   when it is inserted again as part of a whole prompt or output
+  write_back                when the GPU evicts it; tokens before it that only the GPU has are a node without pages
 If host memory continues a prompt's cached prefix, the prompt loads all of this KV or nothing. Host nodes that the GPU
-also has are locked. Other host nodes can be evicted, leaves first. Host memory may in turn read from storage:
-Prefetcher. Law: tests/laws/test_host_cache.py.
+also has, or at which a prefetch begins, are locked. Other host nodes can be evicted, leaves first. Host memory may in
+turn read from storage: Prefetcher. Law: tests/laws/test_host_cache.py.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from pdsim.policy.views import TokenSequence
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 
 LEAST_TOKENS = 10
-"""Minimum number of tokens to load from host memory. If fewer could be loaded, prefill computes them again instead
-(SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
+"""Minimum number of tokens to load from host memory. If fewer could be loaded, none is loaded: prefill computes them,
+and sends them if decode lacks them (SGLang 0.5.12, hiradix_cache.py, load_back_threshold)."""
 _NEVER = 1 << 62
 _INSERTS: dict[WritePolicy, int] = {"write_through": 1, "write_through_selective": 2, "write_back": _NEVER}
-"""Number of inserts after which a node is written to host memory, for each write policy (SGLang 0.5.12,
-hiradix_cache.py, write_through_threshold).
+"""Number of inserts of a whole prompt or output after which a node is written to host memory, for each write policy
+(SGLang 0.5.12, hiradix_cache.py, write_through_threshold). With write_back, inserts write nothing.
 """
 
 
@@ -35,8 +35,8 @@ PrefetchPolicy = Literal["best_effort", "wait_complete", "timeout"]
 TIMEOUT_BASE_NS = 2_000_000_000
 TIMEOUT_PER_KI_TOKEN_NS = 100_000_000
 TIMEOUT_MAX_NS = 30_000_000_000
-"""Upper limit in ns for the time that a prompt waits for its prefetch (SGLang 0.5.12, hicache_storage.py,
-PrefetchTimeoutConfig)."""
+"""With the prefetch policy timeout, a prompt waits for its prefetch at most for the base time and the time per 1,024
+found tokens, and never longer than this maximum in ns (SGLang 0.5.12, hicache_storage.py, PrefetchTimeoutConfig)."""
 _NEVER_NS = 1 << 62
 
 
@@ -64,11 +64,11 @@ class HostCache:
         self._least_tokens = least_tokens
         self._stores = stores
         self.retracted: dict[int, list[int]] = {}
-        """Host pages of requests that decode has retracted, by request."""
+        """Host pages of requests that decode has retracted, by request id."""
         self.copies: list[m.HostCopy] = []
-        """Copies that were decided since the last call of `take_copies`, in order."""
+        """Commands for copies and prefetches that were decided since the last call of `take_copies`, in order."""
         self._leaving: list[Node] = []
-        """Host nodes of leaves that the GPU is about to evict. These host nodes are still locked."""
+        """Host nodes of leaves that the GPU evicts at present. These host nodes stay locked until `settle`."""
 
     def take_copies(self) -> list[m.HostCopy]:
         copies, self.copies = self.copies, []
@@ -107,7 +107,8 @@ class HostCache:
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, max_tokens: int) -> int:
         """Number of host pages that a prompt can load after its first num_shared pages, up to its first max_tokens
-        tokens. 0 if these pages have fewer tokens than a load needs (the constructor's least_tokens).
+        tokens. 0 if these pages have fewer tokens than a load needs (the constructor's least_tokens). The call counts
+        as an access to the host nodes.
         """
         self.tree.num_accesses = self._prefix_cache.num_accesses - 2  # one access, of what is here and what is there
         end, _ = self.tree.match(sequence, max_tokens)
@@ -130,8 +131,8 @@ class HostCache:
     # Retracted requests.
 
     def retract(self, request_id: int, pages: Sequence[int]) -> bool:
-        """Copies all pages of a retracted request to host memory, which keeps them until the request resumes. Returns
-        False if host memory has no room.
+        """Adds a command that copies all pages of a retracted request to host memory, which keeps them until `resume`
+        or `forget`. Returns False, and copies nothing, if host memory has no room.
         """
         host_pages = self.reserve(len(pages))
         if len(host_pages) < len(pages):
@@ -193,7 +194,7 @@ class HostCache:
         self._leaving.append(end)
 
     def settle(self) -> None:
-        """Unlocks the host nodes of all leaves that the GPU has just evicted."""
+        """Unlocks the host nodes of all leaves that the GPU has just evicted. Removes those that have no pages."""
         for end in self._leaving:
             self.tree.unlock(end)
             if not end.pages:
@@ -249,8 +250,8 @@ class HostCache:
 
 
 def _follows_host(node: Node) -> bool:
-    """True if host memory has all ancestors of a node, so that the node would leave no gap (SGLang's backup
-    invariant).
+    """True if the parent of a node is the root or has a host node, so that a copy of the node leaves no gap in host
+    memory (SGLang's backup invariant).
     """
     parent = node.parent
     return parent is not None and (parent.parent is None or parent.host is not None)
@@ -293,10 +294,10 @@ class Prefetcher:
     stopped   the prompt will be computed, or was given up                 -> StopPrefetch
     over      storage writes into the prefetch's pages no more             on_prefetched
 
-    When a prefetch is stopped or over, the host cache takes the pages that were read, and the other pages are freed.
-    The policy decides how long a prompt waits. best_effort: not at all. wait_complete: until all found pages are read.
-    timeout: like wait_complete, but at most for a time that grows with the number of found pages. Law:
-    tests/laws/test_storage.py.
+    When a prefetch is stopped or over, the host cache takes the pages that were read. When the prefetch is over, its
+    other pages are freed. The policy decides how long a prompt waits. best_effort: not at all. wait_complete: until all
+    found pages are read. timeout: like wait_complete, but at most for a time that grows with the number of found pages.
+    Law: tests/laws/test_storage.py.
     """
 
     def __init__(self, host: HostCache, page_size: int, limits: PrefetchLimits) -> None:
@@ -326,8 +327,8 @@ class Prefetcher:
         self._host.tree.unlock(end)
 
     def awaits(self, request_id: int, now_ns: int) -> bool:
-        """True if a prompt must still wait for its prefetch. Otherwise the call stops the prefetch and returns
-        False.
+        """True if a prompt must still wait for its prefetch. Otherwise returns False, and stops the prefetch if there
+        is one that is not stopped.
         """
         prefetch = self.under_way.get(request_id)
         if prefetch is None or prefetch.is_stopped:
@@ -338,7 +339,9 @@ class Prefetcher:
         return False
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """Next time in ns at which a prompt's wait ends. None: no wait has a limit."""
+        """Next time in ns, after now_ns, at which a prompt's wait for its prefetch reaches its limit. None: there is no
+        such wait, as with best_effort and wait_complete, which have no limit.
+        """
         due = [self._due_ns(prefetch) for prefetch in self.under_way.values() if not prefetch.is_stopped]
         return min([time_ns for time_ns in due if now_ns < time_ns < _NEVER_NS], default=None)
 
@@ -349,7 +352,10 @@ class Prefetcher:
             self._stop(prefetch)
 
     def on_prefetched(self, message: m.Prefetched) -> None:
-        """Handles a report from storage. Ignores reports on prefetches that began before the instance restarted."""
+        """Notes how many pages of a prefetch storage has found and read, and frees the pages beyond those found. If the
+        prefetch is over, the host cache takes the pages that were read. A stopped prefetch only frees the rest of its
+        pages when it is over. Ignores reports on prefetches that began before the instance restarted.
+        """
         prefetch = self.under_way.get(message.request_id)
         if prefetch is None:
             return

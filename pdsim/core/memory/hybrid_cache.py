@@ -21,13 +21,14 @@ class StateLimits:
     num_slots: int
     """Number of slots of the instance. A slot holds one state, for all layers of linear attention."""
     slots_per_request: int
-    """Number of slots that a request holds while it has a lease: for its own state, and for states that will be
-    cached."""
+    """Number of slots that a request holds while it has a lease: one for its own state and, with has_buffer, one or two
+    into which steps write states that can be cached."""
     chunk_tokens: int
-    """While a prompt's chunk is computed, a state can be kept after every chunk_tokens tokens, counted from the chunk's
-    beginning."""
+    """While a prompt's chunk is computed with has_buffer, a state can be kept after every chunk_tokens tokens, counted
+    from the chunk's beginning."""
     interval_tokens: int
-    """While a request decodes, a state can be kept after every interval_tokens tokens of the sequence."""
+    """While a request decodes with has_buffer, a state can be kept after every interval_tokens tokens of the
+    sequence."""
     has_buffer: bool = True
     """True: while a prompt is computed or a request decodes, additional slots can hold states after multiples of
     chunk_tokens or interval_tokens tokens; one of them is kept when a chunk or request ends (SGLang's strategy
@@ -92,8 +93,9 @@ class KeptStates:
         return is_new
 
     def make_free(self, num_slots: int) -> bool:
-        """Evicts states until num_slots slots are free. States from which a lease continues stay. If the evicted
-        state's node is a leaf that no request uses, the leaf is evicted, too. Returns False if too few slots are free.
+        """Evicts states, least recently used first, until num_slots slots are free. States from which a lease continues
+        stay. If the evicted state's node is a leaf that no request uses, the leaf is evicted, too. Returns False if
+        fewer than num_slots slots are free afterwards.
         """
         while self.num_free < num_slots and (node := self._least_recent()) is not None:
             self.forget(node)
@@ -143,8 +145,9 @@ class HybridKvCache(KvCache):
         )
         self.states = KeptStates(prefix_cache, limits.num_slots)
         self.on_state: Callable[[Lease, int, Node | None], None] | None = None
-        """Called with a lease, a number of tokens and a node when the state after these tokens is kept at the node.
-        Node None: the cache has the state already. Drivers that compute states set this."""
+        """Function that is called with (lease, number of tokens, node) when the state after the lease's first tokens of
+        this number is kept at the node. Node None: the state is not kept, because the cache has it already. Drivers
+        that compute states set this function. None: nothing is called."""
         self._tree = prefix_cache
         self.limits = limits
 
@@ -161,8 +164,8 @@ class HybridKvCache(KvCache):
         return self.states.make_free(self.limits.slots_per_request)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks the
-        prefix.
+        """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks the prefix,
+        and takes slots for the request's states.
         """
         limits, end = self.limits, self._tree.split_at_match(sequence, max_tokens)
         node = self.states.deepest(end)

@@ -3,7 +3,7 @@
 A request holds a `Lease` from its admission to its end. Owners of the pages in its page table:
   [0, num_shared)      the prefix cache, which locks them for the request
   [num_shared, end)    the request
-The last num_loaded of the shared pages were loaded from host memory.
+When the lease begins, the last num_loaded of the shared pages are those that are loaded from SGLang's host memory.
 """
 
 from collections.abc import Iterable
@@ -34,20 +34,21 @@ class Lease:
     num_shared: int = 0
     replaced: list[int] = field(default_factory=list)
     """Pages that this request computed and the cache did not take, because it has the same KV in other pages. They stay
-    allocated until the request ends, because other requests may still read them."""
+    allocated until the lease ends, because transfers of the request's KV may still read them. With vLLM's prefix cache,
+    they become twins in the cache's nodes (Node.twins)."""
     has_twins: bool = False
     """True: this request holds its own copies of pages that the prefix cache also has."""
     read_node: Node | None = None
     """Last node of the cached prefix that decode steps read for this request. None: decode steps read no cached prefix.
     """
     num_loaded: int = 0
-    """Number of pages that were loaded from host memory when this request was admitted."""
+    """Number of pages that SGLang's host memory loads when the lease begins (`KvCache.load`). 0 with vLLM."""
     num_counted_tokens: int = 0
     """Number of the request's first tokens for which the cache's nodes have counted that this request uses them."""
 
 
 NO_LEASE = Lease()
-"""The lease of a request that has no pages yet. This object never changes."""
+"""The lease of all requests that have no pages yet. This shared object must not be changed."""
 
 
 class KvCache:
@@ -86,22 +87,27 @@ class KvCache:
         self.chunks = chunks
         self._keeps_replaced = keeps_replaced
         self._blocks: BlockCache | None = None
-        """vLLM's prefix cache: a request that has computed a page that is also cached keeps using its own copy."""
+        """The prefix cache if it is vLLM's: a request that has computed a page that is also cached keeps using its own
+        copy. None: SGLang's prefix cache, or none."""
         self._counts_every_insert = counts_every_insert
         self._splits_at_prompt = splits_at_prompt
         self.num_left_pages = 0
-        """Number of pages with states that running requests read in the present step for the last time."""
+        """Number of pages of linear-attention states that running requests read in the present step for the last time.
+        0 in this class (see VllmHybridCache)."""
         self.pages_per_growth = 1
-        """Number of pages that a running request needs when its KV needs one more page."""
+        """Number of pages that a running request needs when its KV needs one more page: 1, and the pages of a new
+        linear-attention state if the cache is a VllmHybridCache that keeps states."""
         self.evicts_early = prefix_cache is not None
-        """True: evictions free more pages than are lacking, as in SGLang."""
+        """True: if a decode batch lacks pages, cached pages are evicted before a request is retracted, and afterwards
+        until the batch can run for RETRACT_STEPS steps (running_batch.py), as in SGLang."""
         self.frees_ahead = self.evicts_early and page_size > 1
-        """True: before pages are allocated, each request must have one further free page (SGLang's
-        alloc_paged_token_slots_extend and _decode)."""
+        """True: before pages are allocated, cached pages are evicted until one page per running request is free or, for
+        a forward of prompts, the pages of its tokens and one more per chunk (SGLang's alloc_paged_token_slots_extend
+        and _decode). Without enough evictable pages, fewer are free."""
 
     def evict_as_vllm(self) -> None:
-        """Switches to vLLM's eviction: single pages, only as many as are lacking, in the order in which they became
-        unused.
+        """Switches to vLLM's rules: evictions free only as many pages as are lacking, and a request keeps its own
+        copies of pages that are also cached. The prefix cache, if there is one, must be a BlockCache.
         """
         self.evicts_early = self.frees_ahead = False
         assert self.prefix_cache is None or isinstance(self.prefix_cache, BlockCache)
@@ -145,7 +151,7 @@ class KvCache:
         return num_here, max(0, num_there - num_here)
 
     def use(self, sequence: TokenSequence) -> int:
-        """Number of tokens of the longest cached prefix. The call marks the prefix as used."""
+        """Number of tokens of the longest cached prefix. Except with vLLM's prefix cache, the call is an access."""
         if self.prefix_cache is None:
             return 0
         node, _ = self.prefix_cache.match(sequence, len(sequence))
@@ -153,14 +159,16 @@ class KvCache:
         return node.stop
 
     def makes_room_for_states(self) -> bool:
-        """Evicts linear-attention states until a new request has slots. Returns False if too few slots are free."""
+        """Returns False if a new request gets no room for its linear-attention states, even after states are evicted.
+        This class serves models without states, and returns True.
+        """
         return True
 
     def begin_step(self) -> None:
         """Called before an instance chooses a step. Does nothing in this class."""
 
     def waits(self, lease: Lease) -> bool:
-        """True if a newly opened lease continues from KV or state that the step being chosen will compute."""
+        """True if a newly opened lease continues from a state that the step being chosen will compute. Here: False."""
         return False
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
@@ -200,7 +208,7 @@ class KvCache:
         return self.open(sequence, max_tokens)
 
     def take_state(self, lease: Lease) -> list[int]:
-        """Allocates and returns the pages for the state that a load brings. Empty if the model has no states."""
+        """Allocates and returns the pages for the linear-attention state that a load brings. Empty if none is kept."""
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:
@@ -210,8 +218,8 @@ class KvCache:
         return []
 
     def num_loadable_pages(self, lease: Lease, sequence: TokenSequence, max_tokens: int, request_id: int) -> int:
-        """Number of pages that host memory can load after the cached prefix of a newly opened lease, up to the
-        sequence's first max_tokens tokens.
+        """Number of pages that SGLang's host memory or LMCache can load after the cached prefix of a newly opened
+        lease, up to the sequence's first max_tokens tokens (with LMCache, one token more). Without either: 0.
         """
         if self.chunks is not None:  # a whole prompt too: its last token is computed again
             num_tokens = min(max_tokens + 1, len(sequence))
@@ -249,7 +257,9 @@ class KvCache:
         lease.num_shared += num_pages
 
     def prefetch(self, request_id: int, prompt: TokenSequence, now_ns: int) -> None:
-        """Begins to read a new prompt's KV from storage. No effect without storage."""
+        """Begins to read a new prompt's KV from storage into host memory, except in the cases that `Prefetcher.begin`
+        lists. No effect without storage.
+        """
         if self.prefetcher is not None:
             lease = self.open(prompt, len(prompt))
             num_tokens = lease.num_shared * self.page_size
@@ -342,7 +352,9 @@ class KvCache:
         self.drop(lease)
 
     def _split(self, node: Node, num_prompt_tokens: int, cache: RadixCache) -> None:
-        """Splits the path to a node at the end of the prompt, so that prompt and outputs are separate nodes."""
+        """With splits_at_prompt, splits the path to a node at the last page boundary of the prompt, so that prompt and
+        outputs are separate nodes. No effect otherwise.
+        """
         if self._splits_at_prompt and num_prompt_tokens:
             cache.split_path(node, cache.num_cacheable(num_prompt_tokens))
 
@@ -374,7 +386,9 @@ class KvCache:
         lease.node, lease.table, lease.num_shared = None, [], 0
 
     def flush(self) -> None:
-        """Drops all cached KV that no lease holds."""
+        """Drops all cached KV that no lease holds, on the GPU and in host memory. In host memory, KV that a prefetch, a
+        lookup or a copy under way needs stays, too.
+        """
         if self.prefix_cache is not None:
             leaving = None if self.host is None else self.host.release
             self.prefix_cache.evict(self.prefix_cache.num_evictable_pages, leaving)

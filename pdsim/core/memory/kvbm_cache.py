@@ -47,7 +47,7 @@ class KvbmCache:
         """Keys of the blocks of the loads under way, by request id."""
         self._page_size = page_size
         self._readers: dict[int, int] = {}
-        """Number of loads that read each block, by its key. Blocks that no load reads lack here."""
+        """Number of loads that read each block, by its key. Blocks that no load reads have no entry."""
         self._num_stores = 0
         self._copies: list[m.HostCopy] = []
 
@@ -86,8 +86,8 @@ class KvbmCache:
             self._rest(key)
 
     def num_loadable_pages(self, sequence: TokenSequence, num_shared: int, num_tokens: int) -> int:
-        """Number of blocks that a prompt of num_tokens tokens can load after its first num_shared pages. If host memory
-        has the whole prompt, the prompt does not load the last block, but computes it.
+        """Number of blocks that a prompt of num_tokens tokens can load after its first num_shared pages. If these
+        pages and the found blocks make up the whole prompt, the prompt does not load the last block, but computes it.
         """
         behind = islice(prefix_keys(sequence, num_tokens, self._page_size), num_shared, None)
         num_found = sum([1 for _ in takewhile(self.places.__contains__, behind)])

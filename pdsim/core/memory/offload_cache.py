@@ -1,13 +1,13 @@
 """Host memory of one vLLM instance (OffloadingConnector): a second prefix cache of blocks.
 
-A block of a prompt is stored when a step has computed it, unless host memory already has the block. The least recently
-used blocks are evicted first. A prompt loads the blocks that continue its cached prefix. Stores and loads run while
-steps run.
+A block of a prompt is stored when a step has computed it, unless host memory already has the block or has no room. The
+least recently used blocks are evicted first. A prompt loads the blocks that continue its cached prefix. Stores and
+loads run while steps run.
 
 With linear attention, host memory also stores the states that the GPU keeps, and a load ends at a state
-(offloading/scheduler.py:805). While a copy is under way, other prompts may have to wait:
+(offloading/scheduler.py:805). While a copy is under way, prompts may have to wait:
 
-  stored    from Offload to on_stored: a prompt that finds one of the blocks waits
+  stored    from Offload to on_stored: a prompt that finds one of the blocks waits, and so does the stored request
   loaded    from LoadBack to on_loaded: another prompt that finds one of the blocks waits, if the GPU keeps prefixes
 
 Law: tests/laws/test_offloading.py.
@@ -23,8 +23,8 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 MUST_WAIT = -1
-"""Returned in place of a number of loadable pages: the prompt must wait, because some of its blocks are being
-copied."""
+"""Returned in place of a number of loadable pages: the prompt must wait, because some of the blocks that it would load
+are being copied, or because blocks of the same request are still being stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class OffloadCache:
         """
         self.pool = pool
         self.states: dict[Node, list[int]] = {}
-        """Host pages of the states at the ends of nodes."""
+        """Host pages of the linear-attention states at the ends of nodes, by node."""
         self._pages_per_state = pages_per_state
         self._shares_loads = shares_loads
         self.tree = BlockCache(pool, page_size, LeastRecentlyUsed())
@@ -55,7 +55,7 @@ class OffloadCache:
         """Loads under way, by request id."""
         self._page_size = page_size
         self._under_way: set[int] = set()
-        """Host pages that copies under way read or write."""
+        """Host pages that stores under way write and, with shares_loads, that loads under way read."""
         self._num_stores = 0
         self._copies: list[m.HostCopy] = []
 
@@ -163,7 +163,7 @@ class OffloadCache:
         return self.tree.peek(sequence)
 
     def flush(self) -> None:
-        """Drops all blocks that no copy under way reads or writes."""
+        """Drops all blocks, except those on the path to a node that a copy under way locks (BlockCopy.end)."""
         self.tree.evict(self.tree.num_evictable_pages, self._free_state)
 
     def _end(self, copy: BlockCopy) -> None:

@@ -11,7 +11,8 @@ from pdsim.core.messages import Prefetched, PrefetchKv, StopPrefetch
 from pdsim.dataclass import dataclass
 
 BATCH_PAGES = 128
-"""Number of pages in one batch of lookups, reads or writes (mem_cache/hicache_storage.py:24, STORAGE_BATCH_SIZE)."""
+"""Maximum number of pages in one batch of lookups, reads or writes (mem_cache/hicache_storage.py:24,
+STORAGE_BATCH_SIZE)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,12 +62,17 @@ class PrefetchQueue:
             self._look_up()
 
     def stop(self, command: StopPrefetch) -> None:
-        """Stops a prefetch. The prefetch ends when the queue reaches it. No effect if it has ended already."""
+        """Stops a prefetch. The prefetch ends when the queue reaches it, or when its lookup or read under way ends. No
+        effect if the prefetch has ended already.
+        """
         if (reading := self._by_id.get(command.request_id)) is not None:
             reading.is_stopped = True
 
     def on_looked_up(self, num_found: int) -> None:
-        """Handles the end of the oldest lookup. num_found: number of consecutive pages of the prompt in storage."""
+        """Called when the oldest lookup has ended. Queues the prefetch for its reads, or ends the prefetch if it is
+        stopped or if storage has fewer than least_pages of its pages. Then begins the next lookup. num_found: number
+        of consecutive pages in storage after start_tokens of the prompt.
+        """
         reading = self._lookups.popleft()
         reading.num_found = num_found
         if reading.is_stopped or num_found < reading.command.least_pages:
@@ -79,8 +85,9 @@ class PrefetchQueue:
         self._look_up()
 
     def on_read(self, num_pages: int, *, is_last: bool = False) -> None:
-        """Handles the end of the read under way, which read num_pages pages. is_last: True: storage can read no further
-        page of this prompt.
+        """Called when the read under way, of num_pages pages, has ended. Begins the next read: of the same prompt until
+        all found pages are read, then of the next prompt. is_last: True: storage can read no further page of this
+        prompt.
         """
         reading = self._reads[0]
         reading.num_read += num_pages

@@ -1,8 +1,8 @@
 """The KV pages of one instance: a pool of free pages, and the prefix cache, a radix tree over whole pages of tokens.
 
 Pages leave the pool for a request. When they are computed, nodes of the tree own them. A node is
-  protected   if requests lock the node or a node below it
-  evictable   if no request locks it, or only requests that hold their own copies of its pages
+  protected   if the node or a node below is locked by a holder that has no own copies of the node's pages
+  evictable   otherwise
 Eviction returns a node's pages to the pool, leaves first. Laws: tests/laws/test_page_pool.py, test_radix_cache.py.
 """
 
@@ -42,7 +42,7 @@ class PagePool:
         return len(self._list) - self._next
 
     def allocate(self, num_pages: int) -> list[int]:
-        """Returns the next num_pages free pages. The caller has checked num_free."""
+        """Returns the next num_pages free pages. Raises RuntimeError if fewer are free."""
         if num_pages > self.num_free:
             raise RuntimeError(f"asked for {num_pages} pages, {self.num_free} of {self.num_pages} are free")
         stop = self._next + num_pages
@@ -108,7 +108,7 @@ Match = tuple[Node, list[int]]
 
 
 class RadixCache:
-    """A radix tree whose nodes own KV pages. Eviction gives pages back to the pool. Without a pool, nodes own no pages.
+    """A radix tree whose nodes own KV pages. Eviction gives pages back to the pool. No pool: pages are only counted.
 
     With speculative decoding (`has_drafts`), a token's KV includes the draft model's KV, which depends on the next
     token. The key of a token is then the pair of this and the next token, so the last token of a sequence has no key
@@ -134,8 +134,8 @@ class RadixCache:
         self._pool = pool
         self._eviction = eviction
         self.num_accesses = 0
-        """Number of the last access. Accesses have even numbers; odd numbers mark nodes that were split off after a
-        match."""
+        """Number of the last access. Accesses have even numbers. The odd number before the next access marks nodes that
+        an insert makes or that a partial match splits."""
         self._num_walks = 0
         self._heap: list[tuple[Any, int, Node]] = []
         self._serial = 0
@@ -150,7 +150,7 @@ class RadixCache:
         return end
 
     def whole_nodes(self, sequence: TokenSequence) -> list[Node]:
-        """Nodes whose tokens are all in the sequence, from the first node on. The call changes nothing."""
+        """Nodes of the longest cached prefix that match the sequence wholly, in order. The call changes nothing."""
         nodes: list[Node] = []
         stop = self.num_cacheable(len(sequence))
         child, end = self._next(self.root, sequence, stop)
@@ -160,9 +160,7 @@ class RadixCache:
         return nodes
 
     def places(self, sequence: TokenSequence) -> tuple[int, ...]:
-        """Path of the longest cached prefix, from the root on. Each number is the index of a node among its siblings,
-        oldest first.
-        """
+        """Path of `whole_nodes`, from the root on. Each number is a node's index among its siblings, oldest first."""
         siblings = [(node, node.parent.children.values()) for node in self.whole_nodes(sequence) if node.parent]
         return tuple([list(among).index(node) for node, among in siblings])
 
@@ -185,7 +183,7 @@ class RadixCache:
 
     def match(self, sequence: TokenSequence, max_tokens: int) -> Match:
         """Returns the longest cached prefix of at most max_tokens, in whole pages, and locks it. A node that matches
-        partly is split.
+        partly is split. The call counts as an access, except in a BlockCache.
         """
         node, pages = self._descend(self.root, sequence, self.num_cacheable(min(max_tokens, len(sequence))))
         self.lock(node)
@@ -194,8 +192,8 @@ class RadixCache:
         return node, pages
 
     def lock_path(self, sequence: TokenSequence, num_tokens: int) -> Match:
-        """Locks and returns the longest cached prefix of at most num_tokens, in whole pages. The call does not count as
-        an access.
+        """Locks and returns the longest cached prefix of at most num_tokens, a multiple of the page size. Counts no
+        access, except to the second half of a node that matches partly and is split (if uses_whole_nodes).
         """
         node, pages = self._descend(self.root, sequence, num_tokens)
         self.lock(node)
@@ -348,7 +346,7 @@ class RadixCache:
 
     def _descend(self, node: Node, sequence: TokenSequence, stop: int) -> Match:
         """Walks down from a node as far as the sequence matches, up to token `stop`, a multiple of the page size.
-        Returns the last node and the pages on the way.
+        Splits a node that matches partly. Returns the last node and the pages on the way.
         """
         pages: list[int] = []
         child, end = self._next(node, sequence, stop)
@@ -393,7 +391,7 @@ class RadixCache:
             step = parent
 
     def split_path(self, node: Node, middle: int) -> None:
-        """Splits the node that contains token `middle`, on the path to `node`. middle: a multiple of the page size."""
+        """Splits the path to `node` at token `middle`, a multiple of the page size, unless a node begins there."""
         step: Node | None = node
         while step is not None and step.start >= middle:
             step = step.parent

@@ -42,8 +42,8 @@ class RankPairLayout:
     num_pairs: int = 1
     """Number of pairs of a prefill rank and a decode rank between which KV is sent."""
     num_absent_layers: int = 0
-    """Number of layers that a smaller pipeline stage lacks in comparison with the largest stage, summed over all pairs
-    of ranks."""
+    """For pairs whose prefill rank is in a pipeline stage with fewer layers than the largest stage: number of missing
+    layers, summed over all pairs of a prefill rank and a decode rank."""
     slices: bool = False
     """True: prefill and decode divide KV heads differently, so each token of each array needs its own descriptor."""
     coalesces: bool = True
@@ -53,7 +53,7 @@ class RankPairLayout:
     """Number n of decode ranks that divide the tokens of a page: a decode page has n times the tokens of a prefill
     page. page_bytes is one decode rank's share of a prefill page."""
     pushes: bool = False
-    """True: a GPU kernel writes all pages of a unit into decode's memory. The unit counts as one descriptor."""
+    """True: a GPU kernel writes a TransferUnit's pages into decode's memory. The unit counts as one descriptor."""
     state_bytes: int = 0
     """Bytes of a request's linear-attention state that one prefill rank sends one decode rank after the last page."""
     num_state_planes: int = 0

@@ -43,11 +43,12 @@ class SpeculativeSettings(Section):
     """Kind of draft (--speculative-algorithm): EAGLE (the checkpoint's own MTP layers, else an EAGLE head), NEXTN or
     MTP (these layers only), EAGLE3, STANDALONE, DSPARK or NGRAM. None, with speculative_draft_tokens: EAGLE."""
     speculative_num_steps: int | None = Field(default=None, ge=1)
-    """Number of draft forwards of one decode step (--speculative-num-steps). None: speculative_draft_tokens - 1, or
-    the engine's choice for the model."""
+    """Number of draft forwards of one decode step (--speculative-num-steps). None: speculative_draft_tokens - 1. If
+    speculative_algorithm is given, and neither this field nor speculative_eagle_topk nor speculative_draft_tokens is:
+    SGLang's choice for the model."""
     speculative_eagle_topk: int | None = Field(default=None, ge=1)
-    """Number of branches that each draft forward follows (--speculative-eagle-topk). None: 1, or the engine's choice
-    for the model. With 1, a step verifies speculative_num_steps + 1 tokens."""
+    """Number of branches that each draft forward follows (--speculative-eagle-topk). None: 1, or SGLang's choice for
+    the model, as for speculative_num_steps. With 1, a step verifies speculative_num_steps + 1 tokens."""
     speculative_draft_tokens: int | None = Field(default=None, ge=2)
     """Number of tokens that a step verifies for each request, including its last token
     (--speculative-num-draft-tokens). None, without speculative_algorithm: no speculation."""

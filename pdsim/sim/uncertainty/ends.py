@@ -1,9 +1,11 @@
 """Computes the range of a run whose costs were not measured on a server: simulates the same load with the fastest and
 with the slowest durations.
 
-Each end of the range is simulated in its own process if a CPU core is free. Of a long load, only the first requests are
-simulated at each end, and their change in comparison with the run itself is extrapolated to the whole load. If the
-first requests differ from the whole load, or their change drifts, the end is simulated completely.
+Each end of the range of a long load is simulated in its own process if there is more than one CPU core. Of a long load,
+only the first requests are simulated at each end, and their change in comparison with the run itself is extrapolated to
+the whole load. The end is simulated completely if the first requests differ from the whole load, or if their change
+drifts or has a large standard error. An end is always simulated completely if a function judges it (verdict_of), or if
+the scenario models a cold start.
 """
 
 import os
@@ -24,16 +26,17 @@ from pdsim.workload.request_spec import RequestSpec
 
 Ranging = Literal["part", "whole", "none"]
 """Which requests are simulated with the fastest and with the slowest step times, the ends of the range. part: only the
-first requests of a long load, all of a short load. whole: all requests. none: no requests, so that there is no range.
+first requests of a long load if the whole load can be extrapolated from them, otherwise all requests. whole: all
+requests. none: no requests, so that there is no range.
 """
 _MAX_ERROR = 0.02
-"""Two runs differ only in their step times. The relative change between their first requests may be extrapolated to all
-requests if its standard error is at most this.
+"""Maximum of Change.error for a change that may be extrapolated to all requests: the relative standard error of the
+ratios between two runs, over their first requests. The two runs have the same load and different step times.
 """
 _MAX_DRIFT = 2 * _MAX_ERROR
-"""Maximum of Change.drift, the difference between the ratios of two runs over the first and over the second half of the
-first requests, for a change that may be extrapolated. Twice _MAX_ERROR, because the difference of the two halves has
-twice the standard error of their mean.
+"""Maximum of Change.drift for a change that may be extrapolated: the relative difference between the ratios of two runs
+over the first half and over the second half of the first requests. Twice _MAX_ERROR, because the difference of the two
+halves has twice the standard error of their mean.
 """
 
 Judge = Callable[[Part], Numbers | None]
@@ -89,7 +92,8 @@ class Ends:
     @contextmanager
     def started(self) -> Iterator[None]:
         """Context in which forked processes simulate the two runs with the fastest and with the slowest step times, if
-        CPU cores are free. The processes end with the context.
+        the load has at least LEAST_REQUESTS requests and _can_fork allows it. The processes end with the context.
+        Without these processes, `numbers` simulates the two runs.
         """
         with ExitStack() as stack:
             if self._is_long and _can_fork():
@@ -154,8 +158,9 @@ class _End:
 
     def look(self, judge: Judge) -> None:
         """Sets the judge of this end: a function that gets the numbers of the end's first requests, and extrapolates
-        them to the whole load. If the end runs in a forked process, waits until its first requests have ended, and
-        calls the judge.
+        them to the whole load. If the end runs in a forked process, waits for the process's first message: the numbers
+        of the first requests, for which this function calls the judge, or the numbers for the whole load if the end
+        simulates all requests.
         """
         self._judge = judge
 
@@ -183,7 +188,8 @@ class _ForkedEnd(_End):
 
     When the first requests have ended, the process sends their numbers (Part) to the parent, and waits for the answer
     of the parent's judge: numbers extrapolated to the whole load, or None. After None, the process simulates the whole
-    load. At last the process sends the numbers for the whole load (_Found), and ends.
+    load. An end without `part_requests` skips these messages. At last the process sends the numbers for the whole load
+    (_Found), and ends.
     """
 
     def __init__(self, end: _End) -> None:
@@ -260,8 +266,8 @@ def _say(what: Any, target: Any) -> None:
 
 
 def _can_fork() -> bool:
-    """True if a CPU core is free and this process has only one thread. A forked child could wait for ever for locks
-    that other threads hold.
+    """True if the operating system can fork, and this process may use more than one CPU core and has only one thread. A
+    forked child could wait for ever for locks that other threads hold.
     """
     if not hasattr(os, "fork") or threading.active_count() > 1:
         return False

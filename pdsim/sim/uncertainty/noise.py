@@ -12,12 +12,12 @@ from pdsim.metrics.summary_rows import significant
 from pdsim.scenario.building.cluster import Cluster
 
 JITTERS = (-0.1, -0.05, 0.05, 0.1)
-"""Changes of the message latency in repetitions of a run, as shares of the latency. They are a few microseconds, as
-between two runs on one host.
+"""Changes of the message latency in repetitions of a run, as shares of the latency. With the default latency of 50 us
+they are a few microseconds, as between two runs on one host.
 """
 UNSTABLE = 0.02
 """A number is reported as unstable if its band is at least this wide, relative to the number. The band reaches from the
-smallest to the largest value over repetitions of the run with other message latencies.
+smallest to the largest value over the run itself and its repetitions with other message latencies.
 """
 
 

@@ -17,8 +17,8 @@ _SHARE = 0.15
 run's time."""
 _BATCHES = 10
 _LIKE = 0.1
-"""Largest relative difference between a mean over the first requests and the same mean over all requests. If a mean
-differs more, the first requests do not stand for the whole run.
+"""Largest relative difference between a mean (_MEANS) over the first requests and the same mean over all requests. If a
+mean differs more, the first requests do not stand for the whole run.
 """
 _MEANS = ("mean_ttft_ms", "mean_tpot_ms", "mean_e2e_latency_ms")
 
@@ -27,20 +27,20 @@ Numbers = Mapping[str, float | None]
 
 
 class Part(NamedTuple):
-    """Numbers of a run, taken when its first n requests have ended. PartWatch sets n."""
+    """Numbers of a run at the time at which n of its requests have ended. PartWatch sets n."""
 
     numbers: Numbers
     half_ns: int
-    """Time in ns in which the later half of this part's requests ended. The time of the earlier half is left out,
+    """Time in ns in which the later half of the n requests ended. The time in which the earlier half ended is left out,
     because it includes the start of the run.
     """
     batches: Sequence[tuple[float, float]]
-    """Means (TTFT, latency) in ns for ten equal groups of the requests that this part has, in the order of arrival.
-    Empty: a group has no finished request.
+    """Means (TTFT, latency) in ns for ten groups of equal size, which divide the run's first n requests in the order of
+    arrival. A mean is over those requests of the group that have finished. Empty: a group has no finished request.
     """
 
     def is_like(self, whole: Numbers) -> bool:
-        """True if the mean latencies of the first requests are close to those of the whole run."""
+        """True if each mean of _MEANS over the first requests differs from that of the whole run by at most _LIKE."""
         pairs = [(self.numbers[field], whole[field]) for field in _MEANS]
         return all(here == there or (here and there and abs(here / there - 1) <= _LIKE) for here, there in pairs)
 
@@ -50,7 +50,8 @@ class Change(NamedTuple):
 
     ratios: Mapping[str, float]
     """By summary field: value in the changed run divided by the value in the original run, both over the first
-    requests. For throughputs: ratio of the rates at which the second half of the first requests ended.
+    requests. For throughputs: ratio of the rates at which the second half of the first requests ended. Fields that have
+    no value, or 0, in both runs are left out.
     """
     error: float
     """Relative standard error of the ratio of mean TTFT or of mean latency, whichever is higher."""
@@ -71,11 +72,13 @@ def numbers_of(summary: Mapping[str, Any]) -> Numbers:
 
 
 class PartWatch:
-    """Observer of a run. When the run's first requests have ended, calls `seen` with the run's numbers at that time."""
+    """Observer of a run. When a given number of requests have ended, whichever they are, notes the run's numbers in
+    `part`, and calls `seen` with these numbers.
+    """
 
     def __init__(self, num_requests: int | None, seen: Callable[[Part], None] | None = None) -> None:
-        """num_requests: number of requests that count as the run's first ones; None: `seen` is never called. seen: gets
-        the run's numbers when these requests have ended. An exception that `seen` raises ends the run.
+        """num_requests: number of ended requests at which the numbers are noted; None: no numbers are noted, and `seen`
+        is never called. seen: gets the numbers; None: nothing is called. An exception that `seen` raises ends the run.
         """
         self.part: Part | None = None
         self.simulation: Simulation | None = None
@@ -112,8 +115,8 @@ def _batches(requests: Sequence[RequestRecord]) -> list[tuple[float, float]]:
 
 
 def change_of(other: Part, run: Part) -> Change | None:
-    """Returns how the numbers change from `run` to `other`. None: the change is not known, because one of the two lacks
-    a number.
+    """Returns how the numbers change from `run` to `other`. None: the change is not known, because one of the two parts
+    has no `batches` or a `half_ns` of 0, or because a number is missing or 0 in only one of the two.
     """
     if not (other.batches and run.batches and other.half_ns and run.half_ns):
         return None

@@ -44,9 +44,13 @@ class Sensitivity:
 
     resource: str
     changes: Mapping[str, float]
-    """For each metric: its relative change if the cluster has GAIN more of the resource."""
+    """For each metric: its relative change if the cluster has GAIN more of the resource. 0 if the metric is 0 without
+    the increase.
+    """
     relief: str
-    """Fields of the scenario that increase the resource, as text. Empty: no field does."""
+    """Fields of the scenario that increase the resource, as text. For a limiting resource of _TRIED: changes of the
+    scenario that were simulated and help, with their gains. Empty: none of these changes helps.
+    """
     noise: Mapping[str, Band] = field(default_factory=dict)
     """For each metric: its smallest and largest value over runs with the same resources and slightly different message
     times.
@@ -66,15 +70,17 @@ class Limit(NamedTuple):
     """The resource that limits one metric, if any."""
 
     metric: str
-    """Field of the summary, or name of a measured metric."""
+    """Title of the metric in MEASURES, such as "TTFT p99". For other metrics: the name that `measure` gives."""
     resource: str
     """Name of the limiting resource. Empty: no resource limits the metric."""
     change: float
     """Relative change of the metric if the cluster has more of `resource`, or of `most` if no resource limits the
-    metric. GAIN is the relative increase.
+    metric. GAIN is the relative increase. 0: no resource improves the metric.
     """
     relief: str
-    """Fields of the scenario that increase `resource`, as text. Empty: no field does."""
+    """What increases `resource`, as text (Sensitivity.relief). Empty: no change that was tried helps, or no resource
+    limits the metric.
+    """
     unstable: str = ""
     """Smallest and largest value of an unstable metric, as text. Empty: the metric is stable."""
     most: str = ""
@@ -140,10 +146,11 @@ def sensitivities(
     progress: Callable[[], None] = lambda: None,
 ) -> list[Sensitivity]:
     """Returns the sensitivities of a scenario, the largest effect first. Raises ConfigError if the scenario cannot be
-    built. measure: function from a run's result to its metrics by name. progress: called after each run.
+    built. measure: function from a run's result to its metrics by name. progress: called `num_runs` times, after each
+    run or known result; further runs of `_tried` do not count.
 
     own_itl: True: computes ITL percentiles of each single request. known: results of `measure` for the run itself and
-    for its repetitions (`jittered`), if these runs were made before.
+    then for its repetitions (`jittered`), as far as these runs were made before.
     """
 
     def numbers(cluster: Cluster) -> Mapping[str, float]:
@@ -200,7 +207,8 @@ depends on the scenario.
 
 def _tried(scenario: Scenario, one: Sensitivity, base: Mapping[str, float], numbers: Numbers) -> str:
     """Simulates further changes for the resource of a sensitivity (_TRIED), and returns those that help, best first, as
-    text with their gains. A change helps if it improves the metric on which the resource has the largest effect.
+    text with their gains. A change helps if it improves one metric by more than _USEFUL: the metric that the resource
+    improves most.
 
     one: the sensitivity. base: metrics of the unchanged run. numbers: function that simulates a cluster and returns its
     metrics.

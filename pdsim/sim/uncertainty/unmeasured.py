@@ -29,8 +29,9 @@ _LEAST_SHARE = 0.05
 
 
 def of_costs(scenario: Scenario, servers: Mapping[str, ServerSettings], steps: Iterable[StepRecord]) -> str:
-    """Returns a warning if step times were not measured on a server. The warning names the source of the step times:
-    measured kernels, a roofline, or an unknown source. servers: settings by role. steps: all steps of the run.
+    """Returns a warning about servers whose step times were not measured on a server. The warning names the source of
+    the step times: measured kernels, a roofline, or a cost model of unknown origin. servers: settings by role. steps:
+    all steps of the run.
     """
     costs = [scenario.cost.prefill if role == "prefill" else scenario.cost.decode for role in servers]
     names = " and ".join(dict.fromkeys(map(component_name, costs)))
@@ -60,8 +61,8 @@ def of_media(scenario: Scenario, modality: str) -> str:
 
 
 def _share_of_medians(scenario: Scenario, role: str, steps: Iterable[StepRecord]) -> str:
-    """Says which operators of a role were measured on other GPUs only, and their share of the role's mean step. Empty:
-    their share is small.
+    """Says which operators of a role were measured on other GPUs only, and their share of the role's mean step.
+    Operators that take less than _LEAST_SHARE of the step are left out. Empty: no operator is left.
     """
     terms_ns = _mean_step(scenario, role, [step for step in steps if step.kind == role])
     total_ns = sum(terms_ns.values()) or 1

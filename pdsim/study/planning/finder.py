@@ -28,8 +28,8 @@ _NUM_LISTED = 3
 because they cost more than the plan's cluster and have more headroom.
 """
 _NUM_NEAR = 6
-"""Number of clusters that miss the SLO and are run to the end, so that the report can say by how much they miss the
-SLO.
+"""Maximum number of clusters that miss the SLO and are run to the end, so that the report can say by how much they miss
+the SLO. Also the maximum number of clusters of which other settings are tried.
 """
 _DEARER = 1.5
 """Highest price of a cluster in the report, as a multiple of the plan's price."""
@@ -121,8 +121,9 @@ class Finder:
             self._watch.undecided = money(price, self._currency) if self._currency else counted(round(price), "GPU")
 
     def _tuned(self, tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-        """Changes one setting of clusters in `tried` that are cheaper than the cheapest cluster that meets the SLO.
-        Returns the changed clusters that meet the SLO, with their outcomes.
+        """Simulates copies of clusters with one changed setting each, and returns the copies that meet the SLO, with
+        their outcomes. The clusters are up to _NUM_NEAR of `tried` that miss the SLO and are cheaper than the cheapest
+        cluster that meets it. If no cluster meets the SLO, none is too expensive.
         """
         best = next(iter(cheapest(tried)), None)
         cheaper = {one: tried[one] for one in tried if best is None or one.price_per_h < best.price_per_h}
@@ -147,10 +148,10 @@ class Finder:
     @staticmethod
     def _nearest(tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster | None) -> list[CandidateCluster]:
         """Up to _NUM_NEAR clusters that miss the SLO, those closest to the SLO first. A run stops when a miss is
-        certain, so a cluster is closer if more of its requests had ended. There is at most one cluster per family
-        (clusters that differ only in their numbers of instances). chosen: the plan; more expensive clusters are left
-        out. None: there is no plan, so no cluster is too expensive. tried: clusters that were simulated, with their
-        outcomes.
+        certain, so a cluster is closer if more of its requests had ended. Of clusters whose servers have the same
+        GPUs and parallel sizes, only the closest is returned. The result has aggregated and disaggregated clusters, if
+        both kinds miss the SLO. tried: clusters that were simulated, with their outcomes. chosen: the plan; more
+        expensive clusters are left out. None: there is no plan, so no cluster is too expensive.
         """
         missed = [
             one
@@ -164,8 +165,8 @@ class Finder:
         return of_both_kinds(list(furthest.values()), _NUM_NEAR)
 
     def _missed_by(self, candidates: Sequence[CandidateCluster]) -> tuple[Row, ...]:
-        """Rows of the candidates that exceed the SLO's limits least, the nearest to the SLO first. Each row names the
-        missed limits and the resource that causes the miss.
+        """Rows of up to _NUM_LISTED candidates that exceed the SLO's limits least, the nearest to the SLO first. Each
+        row names the missed limits and, if known, the resource that causes the miss.
         """
         ratios = dict(zip(candidates, self._trials.first_ratios([one.changes for one in candidates]), strict=True))
         nearest = of_both_kinds(sorted(candidates, key=lambda one: (ratios[one], one.label)), _NUM_LISTED)
@@ -187,9 +188,10 @@ class Finder:
         return None if judged is None else self._trials.limit(one.changes, judged.worst_percentile)
 
     def _faster(self, tried: Mapping[CandidateCluster, Outcome], chosen: CandidateCluster) -> tuple[Row, ...]:
-        """More expensive clusters than the plan `chosen`, each further below the SLO's limits than all cheaper ones.
-        Candidates are clusters in `tried`, and clusters with one instance more than the plan, which this function
-        simulates.
+        """Up to _NUM_LISTED clusters that cost more than the plan `chosen`, but at most _DEARER times as much, the
+        cheapest first. Each lies further below the SLO's limits than the plan and the clusters before it. Candidates
+        are clusters in `tried` that meet the SLO, and clusters with one instance more than the plan. This function
+        simulates the candidates with all seeds.
         """
         most = chosen.price_per_h * _DEARER
         count = sum(chosen.numbers.values()) + 1
@@ -210,8 +212,8 @@ class Finder:
         return tuple(found)
 
     def _examined(self, made: Plan, chosen: CandidateCluster) -> Plan:
-        """Adds the chosen cluster's outcomes under more load, with one instance less, and with the fastest and the
-        slowest step times that measured kernels allow. made: the plan so far.
+        """Adds the chosen cluster's headroom under more load, and its outcomes with one instance of a role less, and
+        with the fastest and the slowest step times that measured kernels allow. made: the plan so far.
         """
         base = self._trials.base
         growth = {} if base.load is None else {factor: {**chosen.changes, **base.scaled(factor)} for factor in _GROWTH}
@@ -247,7 +249,8 @@ class Finder:
 
     def _lone(self) -> LoneRequest | None:
         """A request that misses the SLO although requests are sent one at a time, to clusters with one server per role.
-        None: one of these clusters meets the SLO, or no request ends in the runs.
+        Of these clusters, the one is taken in whose run most requests ended before the miss was certain. None: one of
+        these clusters meets the SLO, no request ends in the runs, or there is no such cluster.
         """
         num_ended: dict[CandidateCluster, int] = {}
         for one in reversed(self._candidates):
@@ -274,7 +277,8 @@ class Finder:
 
     def _safe(self, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]) -> Row | None:
         """The cheapest cluster that meets the SLO even with the slowest step times that measured kernels allow. None:
-        no cluster does. The row has the cluster's outcome with usual step times. tried: outcomes known so far.
+        no cluster does. Clusters that are cheaper than the plan `chosen`, or miss the SLO in `tried`, are skipped. The
+        row has the cluster's outcome with usual step times, neither the fastest nor the slowest.
         """
         dearer = [one for one in self._candidates if one.price_per_h >= chosen.price_per_h]
         found = self._cheapest(dearer, self._trials.base.ends["slowest"], _missing(tried))
@@ -284,8 +288,8 @@ class Finder:
         self, factor: float, chosen: CandidateCluster, tried: Mapping[CandidateCluster, Outcome]
     ) -> Row | None:
         """The cheapest cluster that meets the SLO at `factor` times the load. None: no cluster does. For more load,
-        skips clusters that are cheaper than the plan `chosen` or already miss the SLO in `tried`; for less load, skips
-        clusters that are more expensive than the plan.
+        skips clusters that are cheaper than the plan `chosen` or already miss the SLO in `tried`; for the same or less
+        load, skips clusters that are more expensive than the plan.
         """
         sign = 1 if factor > 1 else -1
         possible = [one for one in self._candidates if sign * (one.price_per_h - chosen.price_per_h) >= 0]
@@ -323,8 +327,8 @@ class Finder:
 
 
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:
-    """Clusters of `tried` that miss the SLO, with their outcomes. With slower servers or more load, these clusters miss
-    the SLO, too.
+    """Clusters of `tried` that miss the SLO, with their outcomes. The search takes for granted that these clusters also
+    miss the SLO with slower step times or more load.
     """
     return {one: outcome for one, outcome in tried.items() if not outcome.meets}
 

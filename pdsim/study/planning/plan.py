@@ -13,9 +13,7 @@ from pdsim.study.verdict.outcome import Outcome
 from pdsim.study.verdict.slo import Slo
 
 _MOST_EQUAL = 3
-"""Maximum number of other clusters in the report that cost as much as the plan. Clusters furthest below the limits are
-kept.
-"""
+"""Maximum number of clusters of Plan.others in the report. Clusters furthest below the SLO's limits are kept."""
 
 
 class Row(NamedTuple):
@@ -25,7 +23,8 @@ class Row(NamedTuple):
     """Whether the cluster meets the SLO, and its numbers, over all its seeds."""
     limit: Limit | None = None
     """The scarce resource that makes the cluster miss the SLO. If the cluster misses several of the SLO's limits: the
-    resource for the limit that is exceeded most. None: the cluster meets the SLO, or the resource is not known.
+    resource for the limit that is exceeded most. None: the row is not one of Plan.nearest, or the resource is not
+    known.
     """
     repeated: Sequence[Outcome] = ()
     """Outcomes of repeated runs with slightly faster and slower messages. They differ by chance. Empty: the cluster's
@@ -34,7 +33,7 @@ class Row(NamedTuple):
 
     @property
     def runs(self) -> list[Outcome]:
-        """Outcomes of the cluster's first run and of the repetitions of this run."""
+        """The cluster's own outcome, followed by the outcomes of its repetitions."""
         return [self.outcome, *self.repeated]
 
     @property
@@ -59,7 +58,9 @@ class Row(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     model: str
-    """Name of the model in the catalog."""
+    """Name of the plan's model in the catalog. If no cluster meets the SLO: names of the models of all candidates,
+    joined by "or".
+    """
     load: str
     """Describes the requests: their number, lengths, source and sending times."""
     currency: str
@@ -71,7 +72,9 @@ class Plan:
     num_candidates: int
     """Number of clusters within the limits of the search, simulated or not."""
     num_tried: int
-    """Number of clusters that were simulated."""
+    """Number of these clusters that the search simulated. Copies with other settings, which are tried after the search,
+    do not count.
+    """
     max_gpus: int
     """Largest number of GPUs that a cluster may have."""
     chosen: Row | None
@@ -81,8 +84,8 @@ class Plan:
     nearest: tuple[Row, ...]
     """Clusters that miss the SLO and cost at most as much as the plan, those nearest to the limits first."""
     faster: tuple[Row, ...] = ()
-    """Clusters with a higher price than the plan. Each lies further below the SLO's limits than all clusters with a
-    lower price.
+    """Clusters with a higher price than the plan, the cheapest first. Each lies further below the SLO's limits than the
+    plan and the clusters before it.
     """
     load_factor: float | None = None
     """Largest multiple of the load at which the plan meets the SLO. None: the load cannot be scaled."""
@@ -103,11 +106,13 @@ class Plan:
     """The cheapest cluster that meets the SLO even with the slowest step times that measured kernels allow. None: the
     plan's own cluster does so, or no cluster does."""
     measure: Measurement | None = None
-    """The measurement that would decide whether the plan meets the SLO. None: the plan meets the SLO even with the
-    slowest step times that measured kernels allow.
+    """The measurement that would decide whether the plan meets the SLO. None: step times were measured on a server, or
+    the plan meets the SLO with both the fastest and the slowest step times, or no cluster meets the SLO.
     """
     foreign_setup: tuple[str, ...] = ()
-    """Differences between the plan's servers and the server on which the step times were measured, each as text."""
+    """Differences between the scenario's own servers (not those of the plan's cluster) and the server on which the step
+    times were measured, each as text.
+    """
     is_measured: bool = True
     """True: the scenario's profile has step times that were measured on a server."""
     loads: Mapping[float, Row | None] = field(default_factory=dict)
@@ -115,7 +120,9 @@ class Plan:
     None: no cluster meets the SLO.
     """
     own: Row | None = None
-    """The user's own cluster, which the scenario describes. None: the user gave no scenario."""
+    """The user's own cluster, which the scenario describes. None: the user gave no scenario, one of the cluster's GPUs
+    has no price, or no cluster meets the SLO.
+    """
     checked: Outcome | None = None
     """Outcome of the plan on a second trace (--check), which was not used to choose the plan. None: no second trace."""
     lone: LoneRequest | None = None
@@ -125,7 +132,7 @@ class Plan:
 
     busiest: Mapping[str, Any] | None = None
     """Request rate and queue of the plan's cluster in those minutes of the load in which the queue is longest (see
-    pdsim.study.planning.busiest). None: not computed.
+    pdsim.study.planning.busiest). None: no cluster meets the SLO, or the plan is not written to a folder.
     """
 
     @property
@@ -134,8 +141,9 @@ class Plan:
 
     @property
     def alternatives(self) -> list[Row]:
-        """All clusters of the report except the plan, each once, the cheapest first: the user's own, others at the
-        plan's price, those nearest to the SLO, and more expensive ones.
+        """All clusters of the report except the plan, each once, the cheapest first: the user's own, up to _MOST_EQUAL
+        of `others`, and those of `nearest`, `safe` and `faster`. At equal prices, clusters that meet the SLO come
+        first.
         """
         known = {} if self.chosen is None else {self.chosen.candidate.label}
         found: dict[str, Row] = {}

@@ -60,7 +60,7 @@ def plan(
             the cluster with the fewest GPUs is the cheapest.
         currency: Symbol or code of the prices, as "$" or "EUR".
         max_gpus: Maximum number of GPUs of a cluster.
-        tried: Values to try of further scenario fields, by path. Routers are tried, too, unless the scenario names one.
+        tried: Values to try of further scenario fields, by path. Routers are tried, too, unless a path gives routers.
         speedup: Multiples of the load for which the cheapest cluster is also found, as "0.5,2,4".
         changes: Changes of the scenario, as "dotted.path=value".
         seeds: Number of runs of each cluster; a trace sent at its recorded times is run once.
@@ -68,7 +68,7 @@ def plan(
         engine: Where to simulate: pool (processes), here (this process), ray or ray:ADDRESS.
         out: A folder for plan.json, plan.md, the plan's scenario.yaml and all runs. A later call reuses the runs.
         progress: Called after each run.
-        report: Called with a line each time that a cheaper cluster is found.
+        report: Called with lines on the progress, such as one each time that a cheaper cluster is found.
 
     Raises ConfigError for wrong arguments and fields, and if no cluster is possible.
 
@@ -139,9 +139,10 @@ def _base(path: Path | None, options: AskOptions, slo: Slo, changes: Sequence[st
 
 
 def _check_base(path: Path | None, trace: Path, slo: Slo, changes: Sequence[str], folder: Path) -> Base:
-    """Returns the scenario for the check of a plan, with the trace of --check as its workload. path: the scenario file.
-    Files are written into a sub-folder of `folder`. changes: changes of the scenario, in the notation of --set. Raises
-    ConfigError if the trace does not exist, or if the SLO names a class that no request has.
+    """Returns the scenario for the check of a plan, with the trace of --check as its workload. path: the scenario file;
+    None: the built-in scenario, which is written into a sub-folder of `folder`. changes: changes of the scenario, in
+    the notation of --set. Raises ConfigError if the trace does not exist, if the scenario is wrong, or if the SLO names
+    a class that no request has.
     """
     if not trace.exists():
         raise ConfigError(f"--check: no trace file {trace}")
@@ -175,7 +176,7 @@ def _compared(made: Plan, chosen: Row, trials: Trials, own: CandidateCluster | N
 
 def _with_busiest(made: Plan, trials: Trials) -> Plan:
     """Returns the plan with the request rate and the queue of the chosen cluster in the busiest minutes: the minutes
-    around the longest queue. Simulates the cluster once more.
+    around the longest queue. Simulates the cluster once more. Returns the plan unchanged if no cluster meets the SLO.
     """
     if made.chosen is None:
         return made

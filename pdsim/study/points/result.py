@@ -206,7 +206,9 @@ class SweepResult:
         return [point for point, one in zip(meeting[1:], goodput[1:], strict=True) if one.overlaps(goodput[0])]
 
     def leading(self, count: int) -> list[PointResult]:
-        """The best `count` points of each SLO. Without SLOs: the points with the most requests per second and GPU."""
+        """The first `count` points in the order of `best` for each SLO, each point once. Without SLOs: the `count`
+        points with the most requests per second and GPU.
+        """
         if self.slos:
             return list({p.number: p for slo in self.slos for p in self.best(slo)[:count]}.values())
         return sorted((point for point in self.points if not point.error), key=rate_per_gpu, reverse=True)[:count]

@@ -109,7 +109,7 @@ class DecodeBatch(NamedTuple):
     the new tokens."""
     draws: tuple[Draw | None, ...] = ()
     """Rules for choosing the next tokens, one per sequence of the batch. None for a sequence: its likeliest token is
-    chosen. Empty: this holds for all sequences."""
+    chosen. Empty: the likeliest token of every sequence is chosen."""
     drafts: DraftRows | None = None
     """Drafts that the step verifies. None: the step computes one token of each sequence."""
     states: tuple[tuple[int, int], ...] = ()

@@ -37,8 +37,9 @@ class Bootstrap:
         self._epoch_ns: int | None = None
 
     async def bring_up(self, instance_ids: Sequence[str]) -> None:
-        """Starts instances and connects them with all others. Raises LaunchError if a rank ends, or is killed for being
-        late.
+        """Starts instances and connects them with all other running instances. Raises LaunchError if one of the started
+        instances ends before it is connected. If any answer is late, kills the started instances and raises
+        LaunchError.
         """
         expected = self._expect(_HELLO, instance_ids)
         for instance_id in instance_ids:
@@ -90,8 +91,9 @@ class Bootstrap:
             expected.set_result(notice)
 
     def on_death(self, instance_id: str, reason: str) -> None:
-        """Stops waiting for the ranks of an instance that died. If the launcher waits for a rank's Hello, the wait
-        raises LaunchError. If it waits for a rank's answer to a Peers notice, the wait ends without an answer.
+        """Stops waiting for the ranks of an instance that died, and leaves the instance out of later Peers notices. If
+        the launcher waits for a rank's Hello, the wait raises LaunchError with the reason. If the launcher waits for a
+        rank's answer to a Peers notice, the wait ends without an answer. reason: why the instance died.
         """
         self.memories.pop(instance_id, None)
         processes = self._fleet.processes(instance_id)
@@ -111,9 +113,10 @@ class Bootstrap:
         return expected
 
     async def _all(self, expected: _Expected, what: str, limit_s: float) -> dict[tuple[int, str], Any]:
-        """Waits for all expected answers, and returns them by the keys of `expected` (see _Expected). what: what the
-        processes must do, for the message. limit_s: maximum time in s. Raises TimeoutError that names the late
-        processes, or LaunchError if a process did not start.
+        """Waits for all expected answers, and returns them by the keys of `expected` (see _Expected). An answer to a
+        Peers notice is None if the process's instance has died. what: what the processes must do, for the message.
+        limit_s: maximum time in s. Raises TimeoutError that names the late processes, or LaunchError if a process did
+        not start.
         """
         try:
             async with asyncio.timeout(limit_s):

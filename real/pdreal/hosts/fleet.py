@@ -31,7 +31,8 @@ class Fleet:
     ) -> None:
         """scenario: resolved. network: the launcher's settings, for runs on several hosts. sockets: folder for Unix
         sockets. logs: folder for logbooks; None: none are kept. on_death: called when a started instance has ended,
-        with the instance and its exit code, or with the instance and the reason why it was lost.
+        with the instance and the exit code of the rank that ended first, or with the instance and the reason why the
+        instance was lost.
         """
         self._scenario = scenario.model_copy(update={"workload": None})
         self._options = options
@@ -48,7 +49,7 @@ class Fleet:
         self.roles = roles_of(scenario)
         """Role of each instance, in the order of the scenario."""
         self.lives = dict.fromkeys(self.roles, -1)
-        """Number of each instance's current or last life."""
+        """Number of each instance's current or last life, from 0. -1: the instance was never started."""
         self._host_names = dict.fromkeys(self.roles, "")
         if options.hosts is not None and network is not None:
             self._host_names = options.hosts.placed(self.instance_ids)
@@ -58,7 +59,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Starts the agents of all other hosts, and the store if the scenario has storage. Raises LaunchError if a host
-        or the store does not answer.
+        or the store does not start.
         """
         if (storage := self._scenario.storage) is not None:
             address = LOOPBACK if self._network is None else self._network.address
@@ -91,8 +92,8 @@ class Fleet:
         return [process_name(instance_id, rank) for rank in range(self.tp(instance_id))]
 
     async def prepare(self, instance_id: str) -> None:
-        """Starts the process from which this host forks ranks, so that `spawn` is fast. Agents of other hosts do this
-        themselves.
+        """If the instance runs on this host, starts the process from which ranks are forked, so that `spawn` is fast.
+        Agents of other hosts do this themselves.
         """
         if self._host(instance_id) is self._home:
             await self._home.prepare()
@@ -104,12 +105,14 @@ class Fleet:
         self._host(instance_id).spawn([self._spec(instance_id, rank) for rank in range(self.tp(instance_id))])
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all ranks with SIGKILL. on_death is called when the processes have ended."""
+        """Kills one rank of an instance, or all (rank: None), with SIGKILL. After the end of one rank, the others are
+        killed, too. on_death is called when all processes of the instance have ended.
+        """
         self._host(instance_id).kill(instance_id, rank)
 
     async def end(self) -> list[str]:
-        """Waits for processes that were told to exit, and kills those that do not exit in time. Returns problems on
-        other hosts.
+        """Waits for ranks that were told to exit, and kills those that do not exit in time. Then kills the store's
+        processes, and ends the agents of other hosts. Returns descriptions of problems on other hosts.
         """
         self._alive.clear()
         self._home.end()

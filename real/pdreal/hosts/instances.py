@@ -89,7 +89,8 @@ class Instances:
         self._up: dict[str, float] = {}
         """Instances that are connected with all others, with the monotonic time in s of the connection."""
         self.levels: dict[str, Levels] = {}
-        """Levels of each running instance, at most about one second old."""
+        """Latest known levels of each running instance. The launcher asks for them at every heartbeat_interval of the
+        health section, or every _PING_S s if there is no health section."""
         self._given_up: set[str] = set()
         """Instances that were killed, or silent for too long, and whose end is not reported yet."""
         self._silent: set[str] = set()
@@ -173,9 +174,9 @@ class Instances:
     # Deaths and restarts.
 
     def _on_exit(self, instance_id: str, exit_code: int | str) -> None:
-        """Handles the end of an instance. If a rank has failed, waits a moment for the message in which the rank gives
-        its reason, because the exit code may arrive first. exit_code: exit code of the process that ended first, or the
-        reason why the instance was lost.
+        """Handles the end of an instance. Exit code BROKEN means that a rank sends a Broken notice with the reason. If
+        this notice has not arrived yet, the end is handled _LAST_WORDS_S s later. exit_code: exit code of the process
+        that ended first, or the reason why the instance was lost.
         """
         if exit_code == BROKEN and instance_id not in self._deaths:
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, self._on_death, instance_id, exit_code)
@@ -206,9 +207,9 @@ class Instances:
             self._timeline.after(round(delay_s * 1e9), lambda _: self._restart(instance_id))
 
     def _reason_of(self, instance_id: str, exit_code: int | str, age: str) -> str:
-        """Returns the reason why an instance died, and logs it unless the launcher has stopped or restarted the
-        instance. exit_code: exit code of the process, or the reason as text. age: text on the time of the death, such
-        as "9 s after it was up".
+        """Returns the reason why an instance died. Logs the reason, unless it was logged before (`_deaths`), the run
+        stops, or the launcher was told to kill the instance. exit_code: exit code of the process that ended first, or
+        the reason as text. age: text on the time of the death, such as "9 s after it was up".
         """
         if known := self._deaths.pop(instance_id, ""):
             return known
@@ -252,9 +253,10 @@ class Instances:
     # The end.
 
     async def settle(self) -> list[str]:
-        """Waits until no request holds memory or slots of an instance. Returns a text for each instance in which
-        requests still hold some after a time limit. Instances that do not answer are killed. Instances that the
-        launcher has already given up are not asked.
+        """Asks running instances to answer when requests hold none of their memory, locks or transfers any more, and
+        waits for the answers. Returns a text for each instance in which requests still hold some after a time limit,
+        that died meanwhile, or that did not answer and was killed. Instances that the launcher has already given up are
+        not asked.
         """
         self._stopping = True
         loop = asyncio.get_running_loop()

@@ -54,8 +54,8 @@ class Processes:
         process.close()
 
     def fork(self, target: Callable[..., None], *args: Any) -> Any:
-        """Starts a child process that calls target(*args), and returns the child. If this process ends, the child ends,
-        too.
+        """Starts a child process that calls target(*args), and returns the child. When this process exits, the child is
+        terminated. If this process is killed, target must end by itself.
         """
         process = self._context.Process(target=target, args=args, daemon=True)
         with self._starting, _without_main(), _signals_held_back():
@@ -72,8 +72,8 @@ class Processes:
             self._loop.add_reader(process.sentinel, self._on_sentinel, instance_id, process)
 
     def kill(self, instance_id: str, rank: int | None = None) -> None:
-        """Kills one rank or all ranks of an instance with SIGKILL. When a killed process has ended, the caller is told
-        as after any other end of a rank (on_exit).
+        """Kills one rank of an instance, or all (rank: None), with SIGKILL. As after every end of a rank, the other
+        ranks are then killed, too, and on_exit is called once.
         """
         for i, process in enumerate(self._alive.get(instance_id, [])):
             if rank in {None, i} and process.is_alive():
@@ -86,8 +86,8 @@ class Processes:
             self._leave(instance_id, deadline_s)
 
     def _leave(self, instance_id: str, deadline_s: float) -> None:
-        """Waits for an instance's processes, and kills those that do not exit in time. on_exit is not called for these
-        processes.
+        """Waits for an instance's processes, and kills those that have not exited by the deadline. Does not call
+        on_exit. deadline_s: time in s of the monotonic clock.
         """
         for process in self._alive.pop(instance_id, []):
             self._loop.remove_reader(process.sentinel)
@@ -98,7 +98,7 @@ class Processes:
             process.close()
 
     def _on_sentinel(self, instance_id: str, process: Any) -> None:
-        """Handles the end of a rank: the instance's other ranks are killed."""
+        """Handles the end of a rank: kills the instance's other ranks, and calls on_exit when they have ended."""
         exit_code = process.exitcode
         self.kill(instance_id)
         self._leave(instance_id, monotonic() + PATIENCE_S)
@@ -143,7 +143,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def _nothing() -> None:
-    """Does nothing. The first fork of a new server process runs this function."""
+    """Does nothing. `prepare` forks a process that runs this function, so that a fork server is started."""
 
 
 def _live(spec: RankSpec) -> None:

@@ -55,13 +55,14 @@ class RemoteHost:
     def __init__(
         self, name: str, entry: HostEntry, network: Network, channel: Channel, on_exit: Callable[[str, int | str], None]
     ) -> None:
-        """name: name of the host. entry: its address, instances and start command. on_exit: called once for each
-        started instance, with the instance and its exit code, or the reason of its loss.
+        """name: name of the host. entry: its address, instances and start command. on_exit: called once for each start
+        of an instance, when the instance has ended: with the instance and the exit code of the rank that ended first,
+        or the reason of the instance's loss. `end` does not call on_exit.
         """
         self.name = name
         self.clock = ClockOffset()
         self.last_clock: ClockOffset | None = None
-        """The clock at the end of the run. None: the host was lost."""
+        """The clock at the end of the run. None: the run has not ended, or the host did not answer then."""
         self.half_trips_ns: list[int] = []
         """Half of each round trip of a time request, in ns."""
         self._entry = entry
@@ -83,7 +84,9 @@ class RemoteHost:
         return f"host:{self.name}"
 
     async def start(self) -> None:
-        """Starts the agent and measures its clock's offset. Raises LaunchError if the agent does not answer."""
+        """Starts the agent and measures its clock's offset. Raises LaunchError if the agent does not start or answer,
+        or has another version of pdsim.
+        """
         command = shlex.split(self._entry.start or "")
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -118,6 +121,7 @@ class RemoteHost:
     async def _ask_time(self) -> ClockOffset:
         """Measures the clock of the remote host minus the launcher's clock in several round trips, and returns the
         result of the shortest trip. As in NTP, the remote host is assumed to read its clock in the middle of the trip.
+        Raises TimeoutError if an answer takes longer than _ROUND_TRIP_S s.
         """
         offsets = []
         for number in range(_ROUND_TRIPS):
@@ -132,8 +136,8 @@ class RemoteHost:
 
     def described(self) -> dict[str, float]:
         """Returns, in ms, the offset of the host's clock from the launcher's clock, the error of the measured offset,
-        and the drift: the change of the offset during the run. Recorded times are corrected for the offset, and not for
-        the drift.
+        and the drift: the change of the offset during the run. The drift is left out if last_clock is None. Recorded
+        times are corrected for the offset, and not for the drift.
         """
         drift = {} if self.last_clock is None else {"clock_drift_ms": self.last_clock.offset_ns - self.clock.offset_ns}
         measured = {"clock_offset_ms": self.clock.offset_ns, "clock_error_ms": self.clock.error_ns, **drift}
@@ -159,7 +163,9 @@ class RemoteHost:
                     answer.set_result(notice)
 
     def spawn(self, ranks: Sequence[RankSpec]) -> None:
-        """Starts the processes of one instance on this remote host. ranks: settings of all ranks of the instance."""
+        """Tells the agent to start the processes of one instance on this remote host. If the host is lost, calls
+        on_exit soon instead. ranks: settings of all ranks of the instance.
+        """
         instance_id = ranks[0].instance_id
         if self._lost:
             asyncio.get_running_loop().call_soon(self._on_exit, instance_id, self._lost)
@@ -173,7 +179,7 @@ class RemoteHost:
 
     async def end(self, logs: Path | None) -> list[str]:
         """Ends all processes of the host, and fetches their logbooks. logs: folder for the logbooks; None: no logbooks
-        are fetched. Returns descriptions of problems.
+        are kept. Returns a list with a text if logbooks were not received, else an empty list.
         """
         self._alive.clear()
         if self._process is None or self._watch is None:
@@ -193,8 +199,9 @@ class RemoteHost:
         return [f"{lost or f'host {self.name} was silent at the end'}; logs of its instances were not received"]
 
     async def _dismiss(self, process: Process, watch: "asyncio.Task[None]") -> None:
-        """Ends the agent by closing its standard input. If the agent still runs after PATIENCE_S, sends SIGTERM, and
-        after the same time SIGKILL. watch: task that ends when the agent has ended.
+        """Ends the agent by closing the standard input of its start command, such as ssh. If the command still runs
+        after PATIENCE_S s, sends SIGTERM to the command, and after the same time SIGKILL. process: the start command.
+        watch: task that ends when the start command has ended.
         """
         assert process.stdin is not None
         process.stdin.close()
@@ -210,9 +217,9 @@ _PART_BYTES = 4 << 20
 
 
 def read_ticket() -> dict[str, Any]:
-    """Returns the ticket: the first line of standard input, which `pdreal run` or `pdreal measure` writes. A ticket of
-    `pdreal run` has the arguments of `serve_host`; a ticket of `pdreal measure` has the field `target`. Raises
-    ConfigError if the line is no ticket.
+    """Returns the ticket: the JSON object in the first line of standard input. A ticket of RemoteHost.start has the
+    arguments of `serve_host`; a ticket of target_of (measure/transfers.py) has the field `target`. Raises ConfigError
+    if the line is no ticket.
     """
     try:
         ticket = parse_json(sys.stdin.readline(), "standard input")

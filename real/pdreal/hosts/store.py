@@ -38,8 +38,8 @@ class Store:
 
     async def start(self, num_drives: int, drive_bytes: int, address: str) -> None:
         """Starts Mooncake's master and num_drives processes that lend memory, one for each drive of the scenario.
-        drive_bytes: memory that each process lends. address: address of this host for other hosts. Raises LaunchError
-        if this host lacks the memory, or a process does not start in time.
+        drive_bytes: memory that each process lends, in bytes. address: address at which clients of the store reach this
+        host. Raises LaunchError if this host lacks the memory, or a process does not start.
         """
         free = free_host_bytes()
         if num_drives * drive_bytes > free:
@@ -57,7 +57,7 @@ class Store:
     async def _fork(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Starts a process that calls target(*args, ready), and waits until the process reports through the pipe
         `ready`: an empty text on success, else the problem. name: name of the process in messages, such as "drive 0".
-        Raises LaunchError if the process reports a problem, or reports nothing in time.
+        Raises LaunchError if the process reports a problem, ends, or reports nothing in time.
         """
         ours, its = Pipe(duplex=False)
         process = await asyncio.to_thread(self._processes.fork, target, *args, its)
@@ -108,8 +108,9 @@ class Store:
 
 def _be_master(address: str, port: int, metrics_port: int, ready: connection.Connection) -> None:
     """Turns this process into the program mooncake_master of Mooncake's Python wheel. The program ends with this
-    process's parent. address, port: where clients reach the master. metrics_port: where it serves its metrics. ready:
-    gets the reason why the program cannot run, or an empty text directly before the program starts.
+    process's parent. address, port: where clients reach the master. metrics_port: port of this host at which the
+    master serves its metrics. ready: gets the reason why the program cannot run, or an empty text directly before the
+    program starts.
     """
     if problem := _problem_with_the_wheel():
         ready.send(problem)
@@ -127,9 +128,9 @@ def _be_master(address: str, port: int, metrics_port: int, ready: connection.Con
 
 
 def _lend(master: str, address: str, num_bytes: int, ready: connection.Connection) -> None:
-    """Lends memory of this process to the store until the launcher has ended. master: address of the store's master.
-    address: where other clients reach this host. ready: gets an empty text when the memory is lent, or the reason why
-    the memory cannot be lent.
+    """Lends num_bytes bytes of this process's memory to the store until the launcher has ended. master: address of the
+    store's master. address: where other clients reach this host. ready: gets an empty text when the memory is lent, or
+    the reason why the memory cannot be lent.
     """
     import torch  # noqa: PLC0415  the launcher does without
 

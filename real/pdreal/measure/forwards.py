@@ -1,7 +1,7 @@
 """Times of prefill and decode forwards. Weights and cached KV are random, and pages are scattered.
 
 Every prompt and every step has different tokens: if all tokens chose the same experts, only those experts would be
-read. Ranks after the first are processes, which repeat the first rank's work.
+read. Ranks after the first are processes, which compute their parts of the first rank's forwards.
 """
 
 import gc
@@ -132,7 +132,7 @@ class _LedRunner(ModelRunner):
 def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of ModelRunner. `sizes` has these arguments, except for two objects of which it has only sizes,
     and which this function makes. num_verified: number of tokens of each request that a step verifies; makes the
-    drafter (1: none). num_states: number of slots; makes the linear-attention states.
+    drafter (1: none). num_states: number of slots; makes the states, if the model has linear attention.
     """
     arguments = dict(sizes)
     num_verified = arguments.pop("num_verified", 1)
@@ -146,8 +146,9 @@ def _arguments(model: Transformer, sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, pipe: Connection) -> None:
-    """Computes the forwards that the first rank sends, until the first rank sends None or is gone. rendezvous: address
-    at which the ranks meet. num_threads: number of torch's CPU threads. pipe: brings the first rank's Instructions.
+    """Computes this rank's part of the forwards that the first rank sends, until the first rank sends None or is gone.
+    rendezvous: address at which the ranks meet. num_threads: number of torch's CPU threads. pipe: brings the first
+    rank's Instructions.
     """
     torch.set_num_threads(num_threads)
     model = ranked.load(rank, rendezvous)
@@ -166,8 +167,8 @@ def _follow(ranked: RankedModel, rank: int, rendezvous: str, num_threads: int, p
 
 _WARM_UPS = 2
 _PAUSE_SECONDS = 0.12
-"""Pause in s in which a GPU's clock recovers. The clock depends on the load of the last 0.1 s at most
-(pdsim/cost/affine.py).
+"""Pause in s in which a GPU's clock recovers. The clock depends on the mean load over about the last 0.1 s (GpuClock in
+pdsim/cost/affine.py).
 """
 _AROUND = [num_more for distance in range(32) for num_more in (-distance, distance + 1)]
 """Differences in tokens between the length of a repeat and the length of its case, so that repeats have different
@@ -180,8 +181,8 @@ graphs."""
 
 
 class PrefillCase(NamedTuple):
-    """A forward of equally long prompts. num_tokens: number of tokens to compute of each prompt. num_context_tokens:
-    number of tokens with KV before them.
+    """A forward of equally long prompts. num_tokens: number of tokens of each prompt that the forward computes.
+    num_context_tokens: number of earlier tokens of each prompt, whose KV is cached.
     """
 
     num_prompts: int
@@ -205,9 +206,9 @@ class DecodeCase(NamedTuple):
     """A decode step of equally long sequences. The last sequence may have another length."""
 
     batch_size: int
-    """Number of sequences, each of which gets a token."""
+    """Number of sequences in the step."""
     num_context_tokens: int
-    """For each sequence: number of tokens that have KV before the step."""
+    """Number of tokens that have KV before the step, for each sequence (num_longest_tokens: except the last)."""
     num_longest_tokens: int | None = None
     """Number of context tokens of the last sequence, if it is longer than all other sequences. None: all sequences are
     equally long."""
@@ -224,12 +225,12 @@ class DecodeCase(NamedTuple):
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens with KV of the longest sequence after the step."""
+        """Number of tokens with KV of the longest sequence after a step without drafts."""
         return max(self.contexts) + 1
 
 
 class SustainedCase(PrefillCase):
-    """A prefill forward that is repeated without pause until the GPU's clock no longer falls."""
+    """A prefill forward that is repeated for _BURST_SECONDS s without a pause, to measure how the GPU's clock falls."""
 
 
 Case = PrefillCase | DecodeCase
@@ -237,7 +238,7 @@ Case = PrefillCase | DecodeCase
 
 class ForwardBench:
     def __init__(self, runner: ModelRunner, seconds: float, num_verified: int = 1) -> None:
-        """seconds: time for each row. At least three repeats are made.
+        """seconds: time in s for each row, except of a SustainedCase. At least three repeats are made.
 
         num_verified: number of tokens of each request that a decode step verifies. 1: the runner has no drafter.
         """
@@ -260,8 +261,8 @@ class ForwardBench:
                 yield self.decode(case)
 
     def prefill(self, case: PrefillCase) -> Row:
-        """Measures a prefill forward, and returns its row. On a GPU, the bench waits before each repeat until the clock
-        has recovered.
+        """Measures a prefill forward, and returns its row. On a GPU, the bench waits _PAUSE_SECONDS s before each
+        repeat, so that the clock recovers.
 
         Repeats have slightly different lengths, because libraries spend time on the first use of each length.
         """

@@ -20,7 +20,8 @@ class Plan:
     copied_pages: tuple[int, ...]
     """Numbers of pages that one gather or scatter copies."""
     transferred_bytes: tuple[int, ...]
-    """Sizes of transfers in bytes. Each size is measured with each number of descriptors."""
+    """Sizes of transfers in bytes. Each size is measured with each number of descriptors for which a descriptor has at
+    least 1024 bytes. Pushes are measured with one descriptor only."""
     descriptors: tuple[int, ...]
     """Numbers of descriptors into which the measured transfers are divided."""
     stored_pages: tuple[int, ...]
@@ -28,10 +29,10 @@ class Plan:
     served_batches: tuple[int, ...]
     """Numbers of requests that are served together, from prefill to their last token."""
     served_tokens: int
-    """Number of prompt tokens of each request that is served."""
+    """Number of prompt tokens of each request of served_batches."""
     served_outputs: int
-    """Number of output tokens of each request. The number is so large that the first request still decodes when the
-    last prompt is computed. All requests then decode together for a while.
+    """Number of output tokens of each request of served_batches. The number is so large that the first request still
+    decodes when the last prompt is computed. All requests then decode together for a while.
     """
     seconds: float
     """Time in s to spend on each row. At least three repeats are made."""

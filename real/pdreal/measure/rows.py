@@ -57,16 +57,17 @@ class Row:
 
     kind: RowKind
     time_us: float
-    """Median time from the call on the host to the result on the host. For kind `loop`: the mean time between starts of
-    steps."""
+    """Median time in us. For forwards, copies, transfers and storage: from the call on the host to the result on the
+    host. For kind `loop`: the mean time between starts of steps, not the median."""
     min_us: float | None = None
-    """Shortest time of the repeated measurements."""
+    """Shortest time in us of the repeated measurements."""
     repeats: int | None = None
     """Number of times that the work was measured."""
     prompts: int | None = None
     """Number of prompts of a forward."""
     new_tokens: int | None = None
-    """Total number of new tokens of all prompts of a forward."""
+    """Total number of new tokens of all prompts of a forward. For kind `host`: number of tokens of a request's
+    prompt."""
     batch: int | None = None
     """Number of requests of a decode step."""
     graph: int | None = None
@@ -76,19 +77,20 @@ class Row:
     prefill_graphs: str | None = None
     """Sizes in tokens of the CUDA graphs for short prefill forwards, separated by spaces."""
     context_tokens: int | None = None
-    """Total number of context tokens: of all prompts of a forward, or of all requests of a decode step."""
+    """Total number of context tokens: of all prompts of a forward, or of all requests of a decode step. For kind
+    `loop`: the mean over the steps."""
     busy_us: float | None = None
     """Time in us for which the GPU had computed without a pause when this forward began."""
     payload_bytes: int | None = None
-    """Number of bytes that a copy or transfer moves."""
+    """Number of bytes that a copy, a transfer, or a read or write of storage moves."""
     rest_us: float | None = None
-    """Mean time from the end of a step to the start of the next step."""
+    """Mean time in us from the end of a step to the start of the next step."""
     submit_us: float | None = None
-    """Median time that the host takes to launch the work."""
+    """Median time in us that the host takes to launch the work."""
     transport: str | None = None
     """Name of the transfer engine."""
     num_descriptors: int | None = None
-    """Number of descriptors of a transfer."""
+    """Number of descriptors of a transfer. For kind `storage`: number of pages."""
     what: str | None = None
     """Name of the measured work. Only rows of the kinds host and storage have a name."""
 
@@ -111,7 +113,7 @@ def describe(row: Row) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     device: str
-    """Name of the GPUs or of the processor."""
+    """Names of all GPUs that torch sees, or name of the processor."""
     model: str
     """Name of the model in the catalog."""
     dtype: str
@@ -128,13 +130,13 @@ class Provenance:
     """Version of NVIDIA's driver. Empty: there is no driver."""
     torch_version: str
     versions: str
-    """Versions of kernels, messages and transfer engines, separated by commas."""
+    """Names and versions of the installed packages for kernels, messages and transfer engines, separated by commas."""
     python: str
     """Version of Python."""
     command: str
     """The command that measured."""
     date: str
-    """Date of the measurement, as 2026-01-31."""
+    """Date of the measurement in UTC, as 2026-01-31."""
 
     @classmethod
     def here(
@@ -199,7 +201,7 @@ def repeat_each_us(
 ) -> list[float]:
     """Does similar pieces of work one after another, and returns their sorted times in us. Stops after `seconds` s, but
     after 3 times at the earliest (5 with pauses) and 50 times at the latest. warm_ups: number of first pieces, which
-    are not timed. pause_seconds: pause before each timed piece.
+    are not timed. pause_seconds: pause in s before each timed piece.
     """
     for _ in range(warm_ups):
         next(works)()

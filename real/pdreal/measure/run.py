@@ -24,8 +24,8 @@ from pdsim.system.catalog import CatalogError
 _OF_RANKS: tuple[Kind, ...] = ("prefill", "decode", "host")
 """Kinds of rows that can be measured with several ranks per instance."""
 _RANKS = 2
-"""Number of ranks in a run: one for prefill, one for decode. Forwards and copies are measured with the CPU threads that
-a rank of a run gets."""
+"""Number of instances in a run: one for prefill, one for decode. Each has `tp` ranks. Forwards and copies are measured
+with the CPU threads that a rank of a run gets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Measurement:
     plan: Plan
     """Shapes to measure."""
     rounds: int
-    """Number of times that each shape is measured."""
+    """Number of rounds. Each round measures every shape, with repeats, and gives one row or more for the shape."""
     draft_tokens: int = 1
     """Number of tokens of each request that decode steps verify. 1: there are no drafts."""
 
@@ -59,10 +59,11 @@ class Measurement:
         return torch.device("cuda", 0) if self.options.device == "cuda" else torch.device("cpu")
 
     def rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
-        """Yields rows as they are measured. left_out: called with a text for each shape that this machine cannot run.
+        """Yields rows as they are measured. left_out: called with a text for each shape, kind or transfer engine that
+        cannot be measured here, and the reason.
 
         Each round repeats all measurements. If the machine is slow for a while, only a few shapes of one round are
-        slow, and the fit follows the other rounds.
+        slow, and the fit of `pdsim calibrate` follows the other rounds.
         """
         torch.set_num_threads(self.options.threads_of_rank(_RANKS * self.tp))
         for _ in range(self.rounds):
@@ -156,8 +157,9 @@ def measurement(
     draft_tokens: int = 1,
     moe_a2a_backend: RealA2a = "none",
 ) -> Measurement:
-    """Makes a measurement from flags. only: kinds, separated by commas. Raises ConfigError for wrong flags, or
-    LaunchError if this machine lacks a needed device or package. The other arguments are the fields of Measurement.
+    """Makes a measurement from flags. model: name in the catalog. only: kinds, separated by commas; None: as for
+    `_kinds`. Raises ConfigError for wrong flags, or LaunchError if this machine has too few GPUs. The other arguments
+    are the fields of Measurement.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LaunchError("--device cuda: torch sees no GPU here")
@@ -202,7 +204,8 @@ def measurement(
 
 def _kinds(only: str | None, possible: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """Returns the kinds of measurements that `only` names, a text such as "prefill,decode". If `only` is None: all
-    possible kinds except storage. possible: kinds that the options of the command allow.
+    possible kinds except storage. possible: kinds that the number of ranks allows. Raises ConfigError if `only` names
+    another kind.
     """
     if only is None:
         return tuple(kind for kind in possible if kind != "storage")

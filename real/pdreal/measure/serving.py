@@ -92,8 +92,8 @@ _WAVE_REQUESTS = 8
 _WAVE_TOKENS = (128, 1024)
 _WAVE_OUTPUTS = 4
 """Output tokens of each request of a wave. A wave is a group of requests that are submitted together. The launcher
-takes the requests one after another, one forward computes them, and their transfers follow each other. No forward runs
-during the transfers."""
+takes the requests one after another, one forward computes them, and their transfers follow each other. No prefill
+forward runs during the transfers."""
 _COMPANION_TOKENS = 16
 _COMPANION_OUTPUTS = 3000
 """Output tokens of one long request, which decodes while the waves are measured, as requests do under load. The request
@@ -125,9 +125,10 @@ def serving_rows(
     decode. With several ranks only the first engine is used, because calibration needs only the decode steps of such
     rows.
 
-    left_out: called with each missing engine and the reason. draft_tokens: number of tokens of each request that decode
-    steps verify. Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts. The other
-    arguments are the fields of Measurement.
+    model: name in the catalog. left_out: called with a text for each missing engine, and for each batch size whose
+    batch stayed unchanged for too few steps. draft_tokens: number of tokens of each request that decode steps verify.
+    Steps accept one of these tokens, so that batches stay unchanged. 1: there are no drafts. The other arguments are
+    the fields of Measurement.
     """
     has_rows = False
     for transport in engines(options.device, options.hosts):
@@ -160,7 +161,8 @@ def _scenario(
     model: str, page_size: int, tp: int, ep: int, moe_a2a_backend: str, transport: str, plan: Plan, draft_tokens: int
 ) -> dict[str, object]:
     """Returns a scenario that runs on any GPU. The scenario names a GPU of the catalog, but real mode does not use that
-    entry. transport: name of the transfer engine. The other arguments are the fields of Measurement.
+    entry. model: name in the catalog. transport: name of the transfer engine. The other arguments are the fields of
+    Measurement.
     """
     largest_batch = max(plan.served_batches)
     of_request = plan.served_tokens + plan.served_outputs + 2 * draft_tokens + page_size
@@ -238,7 +240,7 @@ async def _loading_us(launcher: Launcher) -> float:
 @asynccontextmanager
 async def _companion(launcher: Launcher) -> AsyncIterator[None]:
     """Context in which one long request decodes while other requests are served. The context begins after the first
-    token of the long request.
+    token of the long request, and aborts the request at its end.
     """
     answer = launcher.submit(_prompt(_COMPANION_TOKENS), Sampling(_COMPANION_OUTPUTS, ignore_eos=True))
     await anext(aiter(answer))
@@ -288,7 +290,9 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """Yields a measured row with the time between ends of requests whose last tokens come from the same decode step."""
+    """Yields a measured row with the time between ends of requests whose last tokens come from the same decode step. No
+    row if every request ended with another step.
+    """
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)
     together = [list(group) for _, group in groupby(ends, key=lambda end_ns: bisect(step_ends, end_ns))]

@@ -19,10 +19,10 @@ from pdreal.settings.model import ModelConfig
 from pdreal.transports.mooncake_store import MooncakeStore
 
 _SHARE_OF_MEMORY = 0.4
-"""Fraction of the host's free memory for the store."""
+"""Maximum fraction of the host's free memory for the store."""
 _BATCHES_WRITTEN = 2 * MOST_REPEATS
-"""Maximum number of batches that are written for each batch size. The store is made large enough for all of them, so it
-evicts nothing.
+"""Number of batches of each size (in pages) for which the store gets memory. At most MOST_REPEATS + 2 batches of a size
+are written, so the store evicts nothing.
 """
 
 

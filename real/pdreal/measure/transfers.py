@@ -1,4 +1,4 @@
-"""Times of moving KV: gather and scatter within a rank, and writes between processes with every transfer engine.
+"""Times of moving KV: gather and scatter within a rank, and writes between processes with several transfer engines.
 
 The receiving process is `pdreal host`, on this or another host, whose first line of input asks for a target of
 transfers. The process answers on standard output, with one JSON object per line, and ends when its standard input is
@@ -46,9 +46,10 @@ def copy_rows(
     page_counts: Sequence[int],
     seconds: float,
 ) -> Iterator[Row]:
-    """Measures gather and scatter, and yields a row for each measurement. Numbers of pages that do not fit into memory
-    are left out. The model must have an even number of KV heads. kinds: gather, scatter or both. page_size: number of
-    tokens of a page. page_counts: numbers of pages of a copy. seconds: time for each row.
+    """Measures gather and scatter, and yields a row for each kind and number of pages. A gather copies half of the KV
+    heads into one staging cell. A scatter copies two cells, one for each half. Numbers of pages that need more than 40%
+    of the free memory are left out. The model must have an even number of KV heads. kinds: gather, scatter or both.
+    page_size: number of tokens of a page. page_counts: numbers of pages of a copy. seconds: time to spend on each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(device)) // page_bytes
@@ -118,8 +119,9 @@ def transfer_rows(
 ) -> Iterator[Row]:
     """Measures transfers, and yields a row for each measurement. The transfers go from this host's first GPU to its
     last GPU, or to the first GPU of another host. If `device` is a CPU, the transfers are between host memories. sizes:
-    bytes. descriptors: numbers of descriptors of a transfer. left_out: called with each missing engine and the reason.
-    seconds: time for each row.
+    bytes. descriptors: numbers of descriptors of a transfer. Pairs of size and number with less than 1 KiB for each
+    descriptor are left out. left_out: called with a text for each missing engine: its name and the reason. seconds:
+    time to spend on each row.
     """
     last = torch.device("cuda", torch.cuda.device_count() - 1) if device.type == "cuda" and hosts is None else device
     shapes = [(size, count) for size in sorted(sizes) for count in descriptors if size // count >= _LEAST_BLOCK_BYTES]
@@ -141,7 +143,7 @@ def measure_engine(
     hosts: Hosts | None = None,
 ) -> Iterator[Row]:
     """Measures transfers, and yields one row per shape. shapes: (total bytes, number of descriptors). devices: the
-    sender's, the receiver's. Raises UnavailableError if the engine cannot run here. seconds: time for each row.
+    sender's, the receiver's. Raises UnavailableError if the engine cannot run. seconds: time to spend on each row.
     """
     with opened(transport, max(num_bytes for num_bytes, _ in shapes), devices, hosts) as (
         engine,
@@ -164,9 +166,10 @@ of each page."""
 
 
 def push_rows(sizes: Sequence[int], devices: tuple[torch.device, torch.device], seconds: float) -> Iterator[Row]:
-    """Measures pushes, in which a kernel writes pages straight into the receiver's memory. Yields one row per size,
-    with the time of one push. sizes: bytes; sizes below one of the sender's pages are left out. devices: the sender's,
-    the receiver's. seconds: time to spend on each row. Raises UnavailableError if kernels cannot write to the receiver.
+    """Measures pushes, in which a kernel (torch on a CPU) writes pages straight into the receiver's memory. Yields one
+    row per size, with the time of one push. sizes: bytes, rounded down to whole pages of the sender; sizes below one
+    page are left out. devices: the sender's, the receiver's. seconds: time to spend on each row. Raises
+    UnavailableError if the sender cannot write to the receiver's memory.
     """
     page_bytes = _PUSHED.num_planes * _PUSHED.page_bytes
     counts = [size // (page_bytes // 2) for size in sizes if size >= page_bytes // 2]
@@ -207,6 +210,8 @@ def opened(
     """Context with a receiving process. Yields the engine, the receiver's address, the sender's memory, and the address
     of the receiver's memory. transport: name of the engine. num_bytes: size of each side's memory. devices: device of
     the sender, and device of the receiver. hosts: the receiver runs on the first other host; None: on this host.
+    Raises UnavailableError if a side cannot run the engine. Raises AssertionError at the end if a byte of the
+    receiver's memory was not written.
     """
     here, there = devices
     engine = open_transport(transport, here, LOOPBACK if hosts is None else hosts.home_address)
@@ -254,7 +259,8 @@ class Target:
 @contextmanager
 def target_of(transport: str, device: torch.device, num_bytes: int, hosts: Hosts | None) -> Iterator[Target]:
     """Context with a receiving process. hosts: the process runs on the first other host; None: on this host. Raises
-    UnavailableError if the process cannot run the engine. transport: name of the engine. num_bytes: size of its memory.
+    UnavailableError if the process cannot run the engine. transport: name of the engine. device: where the process's
+    memory lies. num_bytes: size of this memory.
     """
     command: Sequence[str] = _HERE
     address = LOOPBACK

@@ -65,8 +65,8 @@ class RankPair(NamedTuple):
     decode_rank: int
     """Index of the decode rank among all ranks of its instance."""
     writer: int
-    """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. A staged cell
-    has a part of its own for each of these ranks."""
+    """Index of the prefill rank, from 0, among only those prefill ranks that write to this decode rank. In the
+    staging ring, the cells of these ranks follow each other in this order."""
     source_heads: range
     """Indices of the KV heads that the pair sends, among the prefill rank's heads."""
     target_heads: range
@@ -85,9 +85,9 @@ def heads_of_rank(num_kv_heads: int, tp: int, rank: int) -> range:
 
 
 def rank_pairs(num_kv_heads: int, prefill_tp: int, decode_tp: int, num_writers: int) -> tuple[RankPair, ...]:
-    """Returns all pairs of ranks, ordered by decode rank. If several prefill ranks hold the same heads, only
-    num_writers of them write to a decode rank. num_kv_heads: number of KV heads of the model. prefill_tp, decode_tp:
-    numbers of ranks of the two instances.
+    """Returns the pairs of ranks between which KV is sent, ordered by decode rank. num_kv_heads: number of KV heads of
+    the model. prefill_tp, decode_tp: numbers of ranks of the two instances. num_writers: number of prefill ranks that
+    write to each decode rank. With latents this number is 1, because all prefill ranks hold the same KV.
     """
     pairs = []
     for decode_rank in range(decode_tp):
@@ -111,7 +111,7 @@ Planes = tuple[int, ...]
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
     """The layouts of a prefill and a decode instance between which KV moves. wire: the layout by which the scenario
-    computes transfers. Raises ValueError if the two caches do not match each other, or do not match `wire`.
+    computes transfers. Raises ValueError if prefill's cache, the states or the window layers do not match `wire`.
     """
 
     wire: RankPairLayout
@@ -130,8 +130,8 @@ class Exchange:
     computed. 0: all KV is sent when the forward is done.
     """
     window_layers: Sequence[int] = ()
-    """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, after the KV of all other
-    layers."""
+    """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, with the prompt's last
+    unit."""
     state_bytes: Sequence[int] = ()
     """Size in bytes of one slot in each plane of linear-attention states. Prefill and decode ranks have states of the
     same shape.
@@ -214,8 +214,8 @@ def _move(
 
 
 def planes_of(unit: TransferUnit, exchange: Exchange) -> Planes:
-    """Returns the planes (K, V or latents of one layer) that a unit sends: those of all layers without a sliding
-    window, or of the unit's layer group.
+    """Returns the planes (K, V or latents of one layer) that a unit sends. If the unit belongs to a layer group
+    (unit.after_layers), these are the planes of the group; otherwise those of all layers without a sliding window.
     """
     if unit.after_layers is None:
         whole = [layer for layer in range(exchange.prefill.num_layers) if layer not in exchange.window_layers]

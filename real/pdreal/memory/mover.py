@@ -82,9 +82,10 @@ class _Mover:
         self._heads = heads_of_rank(exchange.num_kv_heads, tp, rank)
 
     def digest(self, pages: Sequence[int], tokens: range, state_slot: int = 0) -> Digests:
-        """Returns fingerprints: one for each KV head, of the KV of these tokens, and one of this rank's part of the
-        state if state_slot is not 0. Prefill and decode return the same fingerprints for the same KV. pages: pages of a
-        request. tokens: indices of tokens; token 0 is the first token of the first page.
+        """Returns fingerprints: one for each KV head of this rank, of the KV of these tokens (in sliding-window layers,
+        of the last ones), and one of this rank's part of the state if state_slot is not 0. Prefill and decode return
+        the same fingerprints for the same KV. pages: pages of a request. tokens: indices of tokens; token 0 is the
+        first token of the first page.
         """
         of_state = digest_of_state(self._states, state_slot, self._rank)
         windows = _windows(self._exchange)
@@ -113,8 +114,8 @@ class PrefillMover(_Mover):
     ) -> None:
         """exchange: layouts of the prefill and the decode instance. rank: index of this prefill rank. planes, states:
         planes of the KV cache and of linear-attention states. transport: transfer engine. buffer_bytes: size of the
-        largest staged cell that is sent to one decode rank. num_buffers: number of staging buffers. pushes: True:
-        kernels write into the pages of decode ranks.
+        largest staged cell that is sent to one decode rank; 0: KV is not staged. num_buffers: number of staging
+        buffers. pushes: True: kernels (torch on a CPU) write into the pages of decode ranks.
         """
         super().__init__(exchange, exchange.prefill, exchange.prefill_tp, rank, planes, transport, states)
         if pushes:
@@ -131,9 +132,9 @@ class PrefillMover(_Mover):
         transport.register([*planes, *buffers, *states])
 
     def connect(self, decode_id: str, rank: int, peer: PeerMemory) -> None:
-        """Connects to a decode rank. If the rank was restarted, its addresses replace those of its earlier process.
-        Raises TransferError if the rank is gone. decode_id: name of the decode instance. rank: index of its rank. peer:
-        addresses of its memory.
+        """Connects to a decode rank, if this prefill rank sends KV to the rank. If the decode rank was restarted, its
+        addresses replace those of its earlier process. Raises TransferError if the decode rank is gone. decode_id: name
+        of the decode instance. rank: index of its rank. peer: addresses of its memory.
         """
         self.disconnect(decode_id, rank)
         if rank in [pair.decode_rank for pair in self._pairs]:
@@ -147,7 +148,7 @@ class PrefillMover(_Mover):
             self._pushes = {key: push for key, push in self._pushes.items() if key[1] != address}
 
     def warm_up(self) -> None:
-        """Compiles the gather kernel, so that the first transfer does not wait for this. Compiling takes a second."""
+        """With staging, compiles the gather kernel, so that the first transfer does not wait. This takes a second."""
         _enter(self._planes)
         if self._staging is not None:
             buffer = self._buffers.get()
@@ -285,14 +286,14 @@ class DecodeMover(_Mover):
         return PeerMemory(self._transport.address, planes, ring, [*greetings, *states], states)
 
     def warm_up(self) -> None:
-        """Compiles the scatter kernel, so that the first transfer does not wait for this. Compiling takes a second."""
+        """With staging, compiles the scatter kernel, so that the first transfer does not wait. This takes a second."""
         _enter(self._planes)
         if self._staging is not None and self._ring is not None:
             cells = self._ring[: len(self._writers) * self._exchange.wire.page_bytes]
             self._staging.scatter([SCRATCH_PAGE], self._writers, cells)
 
     def scatter(self, command: Scatter, pages: Sequence[int]) -> None:
-        """Copies a staged cell from the ring into pages. Returns when the copy is done."""
+        """Copies the staged cells of all prefill ranks from the ring into pages. Returns when the copy is done."""
         assert self._ring is not None
         assert self._staging is not None
         _enter(self._planes)
@@ -318,8 +319,8 @@ def _windows(exchange: Exchange) -> dict[int, int]:
 
 
 def _begins(planes: Sequence[torch.Tensor], geometry: CacheGeometry) -> Integers:
-    """Returns the address of each plane (K, V or latents of one layer). Raises ValueError if the planes do not match
-    the scenario.
+    """Returns the address of each plane (K, V or latents of one layer). Raises ValueError if a plane is not contiguous,
+    has tokens of another size than `geometry`, or has fewer pages.
     """
     for plane in planes:
         token_bytes, num_pages = plane[0].nbytes, len(plane) // geometry.page_size
@@ -405,10 +406,12 @@ def decode_mover(
 
 def _largest_cell_bytes(scenario: Scenario, exchange: Exchange) -> int:
     """Returns the size in bytes of the largest staging cell: the KV of a part of a prompt, which a prefill rank gathers
-    in a buffer and sends to a decode rank's ring of memory. 0: KV is not staged.
+    in a buffer and sends to a decode rank's staging ring. 0: KV is not staged.
 
-    A cell has at most the pages that one forward computes. It fits into the prefill rank's buffer, and into the decode
-    rank's ring divided by the number of prefill ranks that write to this ring. exchange: the layouts of both instances.
+    A cell has at most the pages that one forward computes. A staged cell fits into the prefill rank's buffer, and into
+    the decode rank's ring divided by the number of prefill ranks that write to this ring. A request with cells above
+    the buffer's size is sent without staging; a request with cells above the ring's size fails. exchange: the layouts
+    of both instances.
     """
     plan = wiring.staging_plan(scenario)
     if plan is None or not exchange.wire.slices:

@@ -25,8 +25,8 @@ class TorchStaging:
         self._page_size = page_size
 
     def gather(self, pages: Sequence[int], heads: range, cell: torch.Tensor) -> None:
-        """Copies the heads of the pages into a cell, uint8 [bytes]. pages: their ids. heads: indices of the KV heads
-        among this rank's.
+        """Copies some KV heads of the given pages into a staging cell. pages: page ids. heads: indices of the KV heads,
+        counted among the heads of this rank. cell: [bytes] in uint8.
         """
         slots = self._slots(pages)
         for plane, part in zip(self._planes, self._by_plane(cell, heads), strict=True):
@@ -51,7 +51,8 @@ class TorchStaging:
 
 class KernelStaging:
     """Copies between the cache of one rank on a GPU and staging memory. Each copy moves all layers in one kernel
-    launch, on the current stream of the calling thread.
+    launch, on the current stream of the calling thread. A scatter of cells that share KV heads launches one kernel for
+    each cell.
     """
 
     def __init__(self, planes: Sequence[torch.Tensor], page_size: int) -> None:
@@ -130,14 +131,14 @@ class TorchPush:
 
 class KernelPush:
     """Copies from pages of the source rank to pages of the target rank, which are mapped here. One launch copies all
-    planes (K or V of one layer), on the current stream of the calling thread.
+    planes (K, V or latents of one layer), on the current stream of the calling thread.
     """
 
     def __init__(
         self, planes: Sequence[torch.Tensor], addresses: Addresses, pair: RankPair, target: CacheGeometry
     ) -> None:
-        """planes: the source's, [slots, heads, head_dim] each. addresses: where the target's planes are mapped in this
-        process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
+        """planes: planes of the source's cache, [slots, heads, head_dim] each. addresses: where the target's planes are
+        mapped in this process. pair: the two ranks, with the heads that are sent. target: shape of the target's cache.
         """
         import pdkernels  # noqa: PLC0415 - only where there is a GPU
 

@@ -73,7 +73,7 @@ class PagedKv:
 
     def append(self, layer: int, slots: Tensor, *new: Tensor) -> tuple[Tensor, ...]:
         """Writes keys and values [tokens, heads, head_dim], or latents, to their slots. Returns the written keys and
-        values, or latents, as a later read would return them, in the type of the cache.
+        values, or latents, as the method `read` would return them.
 
         e4m3 is used without scales, as engines do if a checkpoint has no scales.
         """
@@ -94,7 +94,7 @@ class PagedKv:
 
     def rows(self, slots: Tensor) -> Tensor:
         """Returns the row numbers of slots, for the method `read`. A layer's planes lie one after another in one
-        tensor, so each slot has one row in each plane.
+        tensor, so each slot has one row in each plane: first come the rows of all slots in the first plane.
         """
         slots = slots.long()  # indexing by int32 would convert them again at each layer
         return torch.cat([slots + plane * self._num_slots for plane in range(self._planes_per_layer)])
@@ -141,7 +141,8 @@ class SavedKv:
 
 
 Digests = Mapping[str, int]
-"""Fingerprint of each KV head of the model. Keys are head numbers as texts, because they are sent as JSON."""
+"""Fingerprint of each KV head of a rank, by the head's number in the model, and of the rank's part of a
+linear-attention state. Keys are texts, because digests are sent as JSON."""
 
 
 def digest(
@@ -175,7 +176,8 @@ def digest(
 
 
 _PART_BYTES = 64 * 2**20
-"""Maximum number of bytes copied at a time. Besides the KV cache, copies need a GPU buffer of this size."""
+"""Maximum number of bytes copied at a time; at least one page is copied. Besides the KV cache, copies need a GPU buffer
+of this size."""
 
 
 class HostKv:

@@ -1,8 +1,9 @@
 """Which slot of the ranks' memory holds which linear-attention state of an instance.
 
-The core decides which states are kept, and counts them (pdsim.core.memory.hybrid_cache). A lease has two slots. The
-first holds the request's own state from its first use until the lease ends. Into the second, a chunk or a decode step
-writes a state that the cache may keep. When the cache takes the lease's tokens so far, it keeps this slot.
+The core decides which states are kept, and counts them (pdsim.core.memory.hybrid_cache). A lease has one slot for
+its request's own state, from the state's first use until the lease ends. A chunk or a decode step writes each state
+that the cache may keep into another slot. When the lease is checkpointed or closed, the cache keeps this slot, unless
+the cache already has the state.
 """
 
 from typing import Any, NamedTuple
@@ -42,9 +43,9 @@ def num_slots(scenario: Scenario, role: Role) -> int:
 
 
 _MISSING = 0
-"""Stands for the slot of a state that the core counts as stored although no forward has computed it, because its
-request was aborted before it ran on decode. Decode never continues from a missing state, because it gets whole states
-from prefill.
+"""Stands for the slot of a state that the core counts as stored although no chunk or step of this instance has written
+it, for example because its request ended before its first step on decode. Decode never continues from a missing state,
+because it gets whole states from prefill.
 """
 
 
@@ -52,7 +53,7 @@ class _Leased(NamedTuple):
     own: int
     """Slot of the request's own state: the state after its last computed token."""
     tracked: dict[int, int]
-    """Slots of written states that the cache has not taken yet. Keys: number of tokens before the state."""
+    """Slots for states that the cache has not taken yet. Keys: number of tokens that a state covers."""
 
 
 class StateSlots:

@@ -12,7 +12,7 @@ from pdreal.settings.model import ModelConfig
 
 
 class StatePool:
-    """The convolution's last inputs and the recurrent state of every layer, by slot.
+    """The convolution's last inputs and the recurrent state of every linear-attention layer, by slot.
 
     planes[2 * layer] holds inputs [slots, channels, conv_tokens - 1] of a layer and planes[2 * layer + 1] recurrent
     states [slots, value heads, key_dim, value_dim]. Slot 0 belongs to no state: padding of a batch writes there.
@@ -30,7 +30,7 @@ class StatePool:
         allocate: Callable[[int], Tensor] | None = None,
     ) -> None:
         """config: the model, which must have linear-attention layers. tp: number of ranks that share the layers' heads.
-        num_slots: number of slots for requests; slot 0 is kept in addition. dtype: type of the convolution's inputs.
+        num_slots: number of slots for states; slot 0 is kept in addition. dtype: type of the convolution's inputs.
         state_dtype: type of recurrent states. allocate: makes memory of the given number of bytes; None: torch
         allocates the memory.
         """

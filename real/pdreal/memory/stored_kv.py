@@ -74,9 +74,9 @@ class StoredKv:
         return Moved(num_read, start_ns, monotonic_ns())
 
     def write(self, hashes: Sequence[str], host_pages: Sequence[int]) -> Moved:
-        """Writes pages that the store lacks, batch by batch. If the store does not take a page, the page's batch and
-        all later batches do not count as written (managers/cache_controller.py:1416, _page_backup). Returns the number
-        of pages that were written, with times.
+        """Writes pages that the store lacks, batch by batch. If the store does not take a page, the page's batch does
+        not count as written, and later batches are left out (managers/cache_controller.py:1416, _page_backup). If all
+        ranks hold the same KV, only rank 0 writes. Returns the number of pages that were written, with times.
         """
         start_ns, num_written = monotonic_ns(), 0
         for batch in _batches(hashes) if self._writes else ():

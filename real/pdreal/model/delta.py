@@ -113,8 +113,8 @@ def recur(given: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
 
 def scan(given: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     """Computes gated linear attention (the delta rule) for all tokens of one sequence, chunk by chunk. given: queries,
-    keys, values and gates of the tokens. state: [heads, key_dim, value_dim] in fp32, before the first token. Returns
-    outputs [tokens, heads, value_dim] and the state after the last token.
+    keys, values, decays and betas of the tokens. state: [heads, key_dim, value_dim] in fp32, before the first token.
+    Returns outputs [tokens, heads, value_dim] and the state after the last token.
     """
     num_tokens, chunk = len(given.key), CHUNK_TOKENS
     padding = -num_tokens % chunk  # tokens without effect: their key is zero and nothing decays
@@ -147,7 +147,7 @@ weights.
 
 def prefill_recurrence(states: StatePool, batch: PrefillBatch) -> Recurrence:
     """Returns the recurrence over chunks of sequences. Each chunk continues from a state, and writes the state after
-    its last token.
+    its last token and, if StateUse.tracked is not 0, a state within the chunk.
     """
     if states.is_cuda:
         return KernelPrefill(states, chunks_of(batch, states.planes[0].device))
@@ -171,7 +171,7 @@ class KernelPrefill:
 
 
 class DeltaPrefill:
-    """The gated delta rule over the chunks of a prefill forward, computed by torch."""
+    """Computes the convolution and the recurrence over the chunks of a prefill forward, with torch."""
 
     def __init__(self, states: StatePool, batch: PrefillBatch) -> None:
         self._states = states
@@ -258,8 +258,8 @@ def no_states(layer: int, mixed: Tensor, beta: Tensor, decay: Tensor, weights: D
 
 
 def gated_norm(heads: Tensor, gates: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalises the outputs of heads, and multiplies them by silu of the gates. heads, gates: [tokens, heads,
-    value_dim]. weight: weights of the norm, [value_dim]. eps: added to the mean square of a head.
+    """Returns the normalised outputs of heads times silu of their gates. heads, gates: [tokens, heads, value_dim].
+    weight: weights of the norm, [value_dim]. eps: added to the mean square of a head.
     """
     normed = functional.rms_norm(heads.float(), weight.shape, eps=eps).to(heads.dtype)
     return ((weight * normed) * functional.silu(gates.float())).to(heads.dtype)

@@ -24,8 +24,8 @@ _SEED = 1
 
 class DraftHead:
     def __init__(self, target: Transformer, source: WeightSource | None = None) -> None:
-        """target: the model for which the head drafts; the head shares its embedding and output projection. source: the
-        head's weights. None: random weights.
+        """target: the model for which the head drafts; the head shares the target's embedding and output projection.
+        source: weights of the head's layer and projection. None: random weights.
         """
         self.target = target
         config, weights = target.config, target.weights

@@ -64,7 +64,7 @@ def norm_rotate_kernel(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Normalises and rotates some heads of one token in place."""
+    """Normalises, if NORM, and rotates HEADS heads of one token in place."""
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -1,8 +1,8 @@
 """A layer's experts on a GPU: three Triton kernels for what experts.py does with sorted rows and grouped products.
 
 choose: each program picks the experts of one token, and enters the token into the lists of the rank's own experts
-enter: enters a token that another rank sent, with the experts that it chose there
-gate and up, down: each program computes a tile of outputs for the rows of an expert's list, and reads weights once
+enter: does the same for a token that a rank has sent with the experts that the rank chose for the token
+gate and up, down: a program computes a tile of outputs for all rows of an expert (large batches: every eighth block)
 
 Each token has a row for each of its experts: row number token * active + (index of the expert among the token's). Rows
 of other ranks' experts stay zero. Lists are in no certain order, but a row's values depend on no other row. No shape
@@ -29,10 +29,10 @@ _FEWEST_ROWS, _MOST_ROWS = 16, 128
 """Minimum and maximum rows of a block: what a tensor core needs, and what registers hold."""
 _BLOCKS = 8
 """Number of blocks of one expert's rows that neighbouring programs compute at the same time in prefill, because some
-experts have far more rows than others. The expert's weights are then read from memory once."""
+experts have far more rows than others. These blocks together read the expert's weights from memory once."""
 _STEP = 64
-"""Number of inputs per step of a matrix product. With the block sizes below, the fastest of 60 on an H200, for 128
-experts of inner size 768 and a hidden size of 2,048; the kernels then reach 4.2 TB/s of memory with 32 tokens."""
+"""Number of inputs per step of a matrix product. This step and the tilings in _products were the fastest of 60 on an
+H200, for 128 experts of inner size 768 and hidden size 2,048; the kernels read 4.2 TB/s of memory with 32 tokens."""
 
 
 @triton.jit(do_not_specialize=("scores", "shares", "choices", "lists", "lengths", "tokens"))
@@ -92,8 +92,8 @@ def choose_in_groups_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Chooses the experts of one token as DeepSeek-V3 does: the best groups of GROUP experts, then the best experts in
-    them. Writes them to `choices`, their weights to `shares`, [tokens, ACTIVE], and the token to their lists (`enter`).
+    """Chooses one token's experts as DeepSeek-V3: ACTIVE_GROUPS groups of GROUP experts by the sum of their two highest
+    scores + bias, then ACTIVE experts in them. Then does as `enter`. scores: [tokens, experts] in fp32, no sigmoid yet.
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
@@ -257,7 +257,7 @@ def down_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes some output columns for the rows of an expert, times each row's weight. Output: [rows, hidden]."""
+    """Computes COLUMNS output columns for an expert's rows, times each row's weight. Output: [rows, HIDDEN]."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)

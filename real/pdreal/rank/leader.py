@@ -31,9 +31,9 @@ _SETTLE_AGAIN_S = 0.02
 
 
 class Outbox:
-    """Messages that a leader sends. Each message is written to the logbook before it is sent, so the log has it even if
-    this process is killed. Sending waits for the next pass of the event loop, so that a step that is ready begins
-    first.
+    """Messages that a leader sends. The logbook is written before the messages are sent, so the log has the calls and
+    events that led to a message even if this process is killed. Sending waits for the next pass of the event loop, so
+    that a step that is ready begins first.
     """
 
     def __init__(self, channel: Channel, log: InstanceLog, loop: AbstractEventLoop) -> None:
@@ -166,8 +166,9 @@ class Leader:
         self._outbox.send(LAUNCHER, notices.Streamed([list(new) for new in new_tokens]))
 
     def _settle(self, until_ns: int) -> None:
-        """Waits until no request holds memory or slots of the instance, but not beyond the time until_ns. Then sends
-        Settled to the launcher, with a description of what requests still hold.
+        """Sends Settled to the launcher as soon as no step runs and requests hold nothing in the instance, its sender
+        or its receiver (check_all_idle), or else at the time until_ns. Settled then has a description of what requests
+        still hold. Returns at once; an event-loop timer looks again every _SETTLE_AGAIN_S s.
         """
         try:
             check_all_idle(self._machines)
@@ -227,8 +228,9 @@ class Leader:
 
 
 def state_machines(spec: RankSpec) -> list[Any]:
-    """Returns new state machines of an instance: the instance itself, then its sender or receiver. If spec.life is
-    above 0, the instance was restarted. A receiver then knows that senders have an outdated view of its memory.
+    """Returns new state machines of an instance: the instance itself, then the sender of a prefill instance, or the
+    receiver of a decode instance if KV is staged. If spec.life is above 0, the instance was restarted. A receiver then
+    knows that senders have an outdated view of its memory.
     """
     names = [spec.instance_id]
     if spec.role == "prefill":

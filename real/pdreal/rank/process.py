@@ -54,8 +54,8 @@ class HangError(RuntimeError):
 
 
 class Rank:
-    """The process of one rank: connects to its peers and to the launcher, and runs a leader (the scheduler of its
-    instance) or a follower (which carries out the leader's tasks).
+    """The process of one rank after its model is loaded: connects to its peers, answers the launcher, and runs a leader
+    (the scheduler of its instance) or a follower (which carries out the leader's tasks).
     """
 
     def __init__(self, spec: RankSpec, channel: Channel, resources: RankResources) -> None:
@@ -114,7 +114,9 @@ class Rank:
             self._actor.on_message(to, message, extra if payload is None else payload)
 
     def _connect(self, peers: notices.Peers) -> None:
-        """Connects to instances that are new or were restarted."""
+        """Connects to instances that are new or were restarted. A leader begins its steps if the notice has the run's
+        epoch.
+        """
         met: list[str] = []
         for instance_id, life in peers.lives.items():
             if self._peers.get(instance_id) == life or instance_id == self._spec.instance_id:
@@ -134,8 +136,9 @@ class Rank:
         greeting.add_done_callback(self._greetings.discard)
 
     async def _greet(self, instance_ids: list[str], number: int) -> None:
-        """Lets all threads of the rank connect to instances (_threads.greet), one instance after another, then tells
-        the launcher. Other work continues meanwhile. number: number of the Peers notice that named the instances.
+        """Lets each transfer worker of the rank connect to instances (RankThreads.greet), one instance after another,
+        then tells the launcher. Other work continues meanwhile. number: number of the Peers notice that named the
+        instances.
         """
         for instance_id in instance_ids:
             with self._may_be_gone(instance_id):

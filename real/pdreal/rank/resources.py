@@ -35,7 +35,7 @@ class RankResources:
     runner: ModelRunner
     device: torch.device
     compute_stream: torch.cuda.Stream | None
-    """Stream of the GPU on which the model was loaded and its graphs were captured. None: the rank runs on a CPU."""
+    """Stream of the GPU on which the model is loaded, and on which its forwards run. None: the rank runs on a CPU."""
     end_tokens: tuple[int, ...]
     """Ids of the tokens that end a sequence."""
     mover: PrefillMover | DecodeMover | None = None
@@ -59,7 +59,7 @@ class RankResources:
 
     def connect(self, instance_id: str, rank: int, memory: dict[str, Any]) -> None:
         """Connects to a rank of another instance, if this rank sends to it. Raises TransferError if that rank is gone.
-        memory: its addresses (fields of PeerMemory).
+        memory: addresses of that rank's memory (fields of PeerMemory). Empty: that rank receives no KV.
         """
         if isinstance(self.mover, PrefillMover) and memory:
             self.mover.connect(instance_id, rank, PeerMemory(**memory))

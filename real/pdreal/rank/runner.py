@@ -90,7 +90,7 @@ _WARM_UP_TOKENS = 8192
 with as much memory as an H200."""
 _FEW_TOKENS = 2048
 """Number of tokens up to which the prompt lengths of warm-up forwards are at most 128 tokens apart. Longer lengths are
-512 tokens apart.
+at most 512 tokens apart.
 """
 
 
@@ -115,7 +115,8 @@ class ModelRunner:
         drafter: Drafter | None = None,
         states: StatePool | None = None,
     ) -> None:
-        """On a GPU, captures CUDA graphs of decode steps and short forwards, which takes seconds.
+        """On a GPU, captures CUDA graphs, which takes seconds: of decode steps if the instance decodes, and of short
+        prefill forwards if it computes prompts without layer groups and the model allows graphs (has_prefill_graphs).
 
         num_pages: number of pages of the KV pool. page_size: number of tokens of a page. allocate: makes the cache's
         memory, of the given number of bytes; None: torch allocates the memory. layer_groups: number of groups of layers
@@ -153,7 +154,7 @@ class ModelRunner:
         self._drafter = drafter
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}
-        """Page table of each sequence of the decode batch."""
+        """Page table of each sequence of the decode batch, by index in the batch. Empty if steps run as CUDA graphs."""
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and max_running_requests:
             self._graphs = (
@@ -175,7 +176,7 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Computes forwards of many lengths before the first request, while all pages are free. On an H200 a process's
         first forward takes 0.7 s, and the whole warm-up 6 s. An instance that only decodes computes few short forwards,
-        because making its CUDA graphs has warmed up the rest.
+        for the thread that draws tokens by requests' sampling rules. Capturing its CUDA graphs has warmed up the rest.
 
         Libraries are set up per thread, and load kernels at the first use of each shape. So the thread that will
         compute the batches of the run calls this method, which begins with the longest forward.
@@ -194,9 +195,9 @@ class ModelRunner:
         return PrefillInput(0, [0] * (num_tokens - num_context_tokens), num_context_tokens, pages, state=state)
 
     def run(self, work: Work, on_layers: Callable[[int], None] | None = None) -> list[int]:
-        """Carries out one task: a prefill or decode batch, or a copy of KV between GPU and host memory. Returns the
-        next tokens of a batch, in the batch's order; for copies, no tokens. on_layers: called after each layer group of
-        a prefill batch, with the number of groups whose KV is in memory.
+        """Carries out one task: a prefill or decode batch, a copy of KV between GPU and host memory, or the removal of
+        saved KV. Returns the tokens of `prefill` or `decode` for a batch, and no tokens for other tasks. on_layers:
+        called after each layer group of a prefill batch, with the number of groups whose KV is in memory.
         """
         self.expert_counts, self.logprobs, self.seeds = None, [], []
         match work:
@@ -263,8 +264,8 @@ class ModelRunner:
     @torch.inference_mode()
     def decode(self, batch: DecodeBatch) -> list[int]:
         """Returns the next token of each sequence of a batch. If the batch verifies drafts, returns three lists for
-        each sequence, all joined into one: the drafts; the target model's choices; and for each draft 1 if the draft is
-        nearly the target's choice, else 0.
+        each sequence, all joined into one: the drafts; the target model's choices; and for each draft 1 if the target
+        scores the draft at most one step of bf16 below the target's choice, else 0.
         """
         wait_for_engines(self.model.device)
         if self._graphs is not None:
@@ -284,8 +285,8 @@ class ModelRunner:
 
     def _verify(self, batch: DecodeBatch, seeds: Sequence[tuple[int, Seed | None]]) -> list[int]:
         """Returns for each sequence of the batch, one after another: its drafts, the target's choices, and for each
-        draft 1 if the draft is nearly the target's choice, else 0. seeds: pairs (slot, seed) of sequences that join the
-        batch.
+        draft 1 if the target scores the draft at most one step of bf16 below the target's choice, else 0. seeds: pairs
+        (slot, seed) of sequences that join the batch.
         """
         assert self._drafter is not None
         num_verified, tables = self._drafter.num_verified, self._updated_tables(batch)
@@ -299,7 +300,7 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: DecodeBatch) -> LaunchedStep | None:
         """Begins a decode step on the GPU without waiting for its end. Returns None, and begins nothing, if the host
-        must work during the step (to draw tokens or to record experts), or if no CUDA graph fits the batch.
+        must work during the step (to draw tokens or to record experts), or if decode steps do not run as CUDA graphs.
         """
         if self._graphs is None or self._records_experts or any(batch.draws):
             return None
@@ -326,8 +327,8 @@ class ModelRunner:
 
 
 def _warm_up_lengths(longest: int) -> list[int]:
-    """Returns lengths in tokens, the longest first: powers of two, and multiples of 128 and 512 between them, because
-    libraries have kernels for ranges of lengths.
+    """Returns lengths in tokens, the longest first: `longest`, powers of two, and between them multiples of 128 up to
+    _FEW_TOKENS and then of 512, because libraries have kernels for ranges of lengths.
     """
     powers = (2**power for power in range(longest.bit_length()))
     between = *range(128, min(longest, _FEW_TOKENS), 128), *range(_FEW_TOKENS, longest, 512)

@@ -27,13 +27,13 @@ class _State:
     begun.
     """
     drafted: Drafted = NO_DRAFTS
-    """Counts of the sequence's drafts so far: accepted, and of these equal to the target model's choice."""
+    """Counts of the sequence's drafts so far: accepted, and of these equal to the target model's choice, or near it."""
 
 
 @dataclass(frozen=True)
 class SequenceToVerify:
     """Data of one sequence before a step that verifies its drafts, by which the leader decides how many drafts the
-    step accepts.
+    step accepts, and which tokens the step verifies as drafts.
     """
 
     request_id: int
@@ -117,7 +117,7 @@ class Speculation:
     def new_tokens(self, computed: Sequence[int]) -> list[list[int]]:
         """Returns the step's new tokens of each sequence: the accepted drafts, and the token that the target chose
         after them. computed: integers from the ranks (Drafter.step). They are, for each sequence, its drafts, the
-        target's choices, and for each draft whether it is nearly the target's choice (1 or 0).
+        target's choices, and for each draft 1 if its score is at most one step of bf16 below the choice's, else 0.
         """
         made, end = [], 0
         for state, num_tokens in self._rows:
@@ -133,8 +133,8 @@ class Speculation:
         return made
 
     def drafted(self, request_id: int) -> Drafted:
-        """Returns how many drafts of a request were accepted so far, and how many of these the target model
-        chose, too.
+        """Returns how many drafts of a request were accepted so far, how many of these the target model chose, too, and
+        how many of the others have nearly the score of the target's choice (Drafted.num_near).
         """
         state = self._states.get(request_id)
         return NO_DRAFTS if state is None else state.drafted

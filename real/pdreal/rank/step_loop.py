@@ -77,8 +77,8 @@ class StepLoop:
         return inbox
 
     def _advance(self, answer: m.Result | None) -> None:
-        """Begins steps until the instance has nothing to do before a message comes, or as many steps run as may run at
-        once. answer: result of a step that has ended; None: no step has ended since the last call.
+        """Begins steps until the instance must wait (for a message, a time, or the end of a step), or as many steps run
+        as may run at once. answer: result of a step that has ended; None: no step has ended since the last call.
         """
         while True:
             asked = self._loop.send(answer)
@@ -97,8 +97,8 @@ class StepLoop:
         self._flush_soon()
 
     def _forget_others(self) -> None:
-        """Makes the rank's executor drop requests that the instance no longer has, although no message ended them; for
-        example, requests that were cancelled before they began. Called when the instance has seen all messages.
+        """Makes the leader drop its data of requests that the instance no longer has, although no message ended them;
+        for example, requests that were cancelled before they began. Called when the instance has seen all messages.
         """
         present = set(inner(self._instance).requests())
         for request_id in self._executor.others_than(present):

@@ -2,8 +2,8 @@
 pages, and the instance gets only pages that all ranks have (SGLang 0.5.23, managers/cache_controller.py:1375,
 _all_reduce).
 
-The core may give a host page other KV while the page waits to be written to storage. The earlier KV is then not
-written. SGLang, in contrast, locks pages that wait. If the write has begun, ranks wait for its end before they
+The core may give a host page other KV while the page waits to be written to storage. The whole write with this page is
+then dropped. SGLang, in contrast, locks pages that wait. If the write has begun, ranks wait for its end before they
 overwrite the page.
 """
 
@@ -59,17 +59,24 @@ class Storage:
     # Order of copies.
 
     def on_copy(self, host_pages: Sequence[int]) -> None:
-        """Handles the begin of a copy to host memory. host_pages: pages to which the copy writes."""
+        """Counts a copy from GPU to host memory that begins, and drops writes to storage that have not begun and read
+        the copy's target pages. host_pages: these pages.
+        """
         self._num_copies += 1
         self._drop_writes(host_pages)
 
     def on_copied(self) -> None:
-        """Handles the end of a copy to host memory. Copies end in the order in which they begin."""
+        """Counts a copy from GPU to host memory that has ended, and begins the commands that waited for it. Copies end
+        in the order in which they begin.
+        """
         self._num_copied += 1
         self._begin_due()
 
     def begin(self, command: m.StorageCopy) -> None:
-        """Queues a command, which begins as soon as all earlier copies from GPU to host memory have ended."""
+        """Queues a command until all earlier copies from GPU to host memory have ended. Then begins it; a write waits
+        until earlier writes have ended, a prefetch for earlier prefetches. A prefetch drops writes that have not begun
+        and read its host pages.
+        """
         if isinstance(command, m.PrefetchKv):
             self._drop_writes(command.host_pages)
         self._waiting.append((self._num_copies, command))
@@ -155,8 +162,8 @@ class Storage:
         self, kind: Literal["read", "store"], ranks: Sequence[Moved], num_pages: int, num_rank_pages: int
     ) -> None:
         """Records a read or write, from the first rank's start to the last rank's end. num_pages: number of the
-        instance's pages that were read or written. A page has one part on each rank. num_rank_pages: number of these
-        parts.
+        instance's pages that were read or written. A page has one part on each rank. num_rank_pages: number of parts
+        that the ranks read or wrote together. Records nothing if num_pages is 0.
         """
         if num_pages:
             start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns

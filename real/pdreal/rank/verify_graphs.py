@@ -16,7 +16,8 @@ _NUM_COLUMNS = 4
 
 class VerifyGraphs(DecodeGraphs):
     """CUDA graphs of decode steps that verify drafts. A step returns for each sequence of the batch, one after another:
-    its drafts, the target's choices, and for each draft 1 if the draft is nearly the target's choice, else 0.
+    its drafts, the target's choices, and for each draft 1 if its score is at most one step of bf16 below the choice's,
+    else 0.
     """
 
     def __init__(self, drafter: Drafter, kv: PagedKv, max_running_requests: int) -> None:

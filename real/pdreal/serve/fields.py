@@ -70,7 +70,7 @@ class Fields:
         return value
 
     def check_between(self, name: str, low: float, high: float) -> None:
-        """Raises RefusedError if the field is no number, or outside low to high. A missing field is accepted."""
+        """Raises RefusedError if the field is no number, below low, or above high. A missing field is accepted."""
         value = self._typed(name, int | float, "a number", low)
         if not low <= value <= high:
             what = f"at least {low}" if math.isinf(high) else f"from {low} to {high}"
@@ -88,8 +88,8 @@ class Fields:
         return tuple(filter(None, texts))
 
     def tokens(self, name: str, vocab_size: int) -> list[int]:
-        """Returns the token ids in a field. Empty: the field is missing. Raises RefusedError if the field is no list of
-        ids below vocab_size.
+        """Returns the token ids in a field. Empty: the field is missing or an empty list. Raises RefusedError if the
+        field is no list of ids from 0 to vocab_size - 1.
         """
         tokens: list[int] = self._typed(name, list, "a list of token ids", [])
         if wrong := [token for token in tokens if type(token) is not int]:

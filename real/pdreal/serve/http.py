@@ -75,8 +75,8 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def notice_if_gone(request: web.Request) -> None:
-    """Sets TCP keep-alive on the client's connection, so that a client whose machine vanishes is noticed. Such a
-    machine closes no connection.
+    """Sets the times of TCP keep-alive on the client's connection, so that a client whose machine vanishes is noticed
+    within about _GONE_S s. Such a machine closes no connection.
     """
     connection = None if request.transport is None else request.transport.get_extra_info("socket")
     if connection is not None:
@@ -125,7 +125,7 @@ _LOG = logging.getLogger("pdreal.serve")
 
 def application(service: Service, *, is_local: bool = False) -> web.Application:
     """Makes the web application. is_local: only this machine reaches the server. Then requests from web pages of other
-    origins are refused, unless they send the API key.
+    origins are refused, unless the server has an API key, which every request must then send except to /health.
     """
     checks = [_key_check(service)]
     if is_local and not service.entrance.has_key:
@@ -233,8 +233,8 @@ def _key_check(service: Service) -> Middleware:
 
 
 class ServerState:
-    """HTTP endpoints for models, metrics, caches and instances. They report on the server or change its state, and
-    generate no tokens.
+    """HTTP endpoints for models, health, metrics, caches and instances. They report on the server or change its state,
+    and generate no tokens.
     """
 
     def __init__(self, service: Service) -> None:

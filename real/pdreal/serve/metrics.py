@@ -42,7 +42,7 @@ class Gauge(NamedTuple):
 
 
 def gauges(load: Mapping[str, Levels], page_size: int) -> Iterator[Gauge]:
-    """Returns the gauges of each instance that reported its levels. page_size: number of tokens per page, because
+    """Yields the gauges of each instance that reported its levels. page_size: number of tokens per page, because
     SGLang's gauges count KV in tokens. load: levels (numbers of requests and pages), by instance id.
     """
     for instance_id, levels in load.items():
@@ -65,7 +65,9 @@ _BETWEEN_TOKENS_S = (
     *(0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.06, 0.08),
     *(0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8),
 )
-"""Upper bounds in s of the buckets for times between tokens, as in SGLang 0.5.23."""
+"""Upper bounds in s of the buckets for times between tokens, and for a request's mean time per output token (TPOT), as
+in SGLang 0.5.23.
+"""
 
 
 class Histogram:
@@ -90,7 +92,9 @@ class Histogram:
 
 
 class Metrics:
-    """Counters and histograms of one server. Gauges are read from the instances each time metrics are requested."""
+    """Counters and histograms of one server. `text` gets the gauges, which are the levels that instances reported last
+    (Launcher.load).
+    """
 
     def __init__(self, model_name: str) -> None:
         self._labels = f'model_name="{_escaped(model_name)}"'

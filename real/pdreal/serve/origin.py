@@ -25,8 +25,8 @@ def is_loopback(host: str) -> bool:
 
 @web.middleware
 async def refuse_other_origins(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Raises RefusedError if the header Host is another site's name, if a page of another origin sends the request, or
-    if the body has a type that such pages can send without the server's consent.
+    """Raises RefusedError if the header Host does not name this machine, if a page of another origin sends the request,
+    or if the body's type is not application/json: pages can send some other types without the server's consent.
     """
     host = _host_of(f"//{request.headers.get('Host', '')}")
     if not is_loopback(host):

@@ -1,4 +1,4 @@
-"""Runs a cluster and its front end until a stop signal, or until the cluster cannot continue."""
+"""Runs a cluster and its front end until a stop signal. If the cluster cannot continue, requests fail until then."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ async def serve(
     announce: Callable[[str], None],
 ) -> list[str]:
     """Serves until a stop signal. Returns descriptions of memory that was still held at the end; each is an error.
-    Raises LaunchError if the cluster does not start, its tokenizer cannot be read, or the port is taken.
+    Raises LaunchError if the cluster does not start, the checkpoint's tokenizer cannot be read, or the port is taken.
 
     scenario: resolved. model_name: name of the model for clients. entrance: admits or refuses requests. announce:
     called with the URL when the server accepts requests.

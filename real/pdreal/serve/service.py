@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER_S = 1
 _SEEDS_APART = 0x9E3779B97F4A7C15
-"""Difference between the sampling seeds of two consecutive answers (OpenAI's choices) to one request."""
+"""Difference, modulo 2**62, between the sampling seeds of two consecutive answers (OpenAI's choices) to one request."""
 
 
 class Entrance:
-    """Admits requests. A request is refused if it lacks the API key (if there is a key), or if too many requests wait
-    for their first token.
+    """Admits requests. A request is refused if it lacks the API key (if there is a key), if the server stops, or if too
+    many answers wait for their first token. A request may ask for several answers.
     """
 
     def __init__(self, api_key: str | None = None, max_waiting_requests: int = 4096) -> None:
@@ -35,7 +35,7 @@ class Entrance:
         self._max_waiting_requests = max_waiting_requests
         self._inside: set[Answer] = set()
         self._waiting: set[Answer] = set()
-        """Requests inside that have no first token yet."""
+        """Admitted answers that have no first token yet."""
         self._empty = asyncio.Event()
         self._empty.set()
         self.is_closed = False
@@ -82,8 +82,8 @@ class Entrance:
         return len(self._inside)
 
     async def close(self, patience_s: float, hurry: asyncio.Event) -> None:
-        """Refuses new requests, and waits until running requests have ended. Waits at most patience_s seconds, and no
-        longer when the event `hurry` is set. Then ends the remaining requests, which get a reason.
+        """Refuses new requests, and waits until running requests have ended, but at most patience_s seconds and only
+        until the event `hurry` is set. Then aborts the remaining requests; their clients get a reason.
         """
         self.is_closed = True
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, hurry)]
@@ -130,7 +130,7 @@ class Part(NamedTuple):
 
     text: str
     """Text to send. Empty: the text is held back, because the new tokens may belong to a stop text or an unfinished
-    character.
+    character; or the tokens have no text to send, such as special tokens or a stop text.
     """
     first_token: int
     """Position in the answer of the part's first token, from 0."""
@@ -173,8 +173,9 @@ class Answer:
         self.service.entrance.leave(self)
 
     async def __aiter__(self) -> AsyncIterator[Part]:
-        """Yields the parts of the answer as they arrive. Each part has at least one new token. Only the last part may
-        have text alone: text that was held back because a stop text might have begun with it.
+        """Yields the parts of the answer as they arrive. Each part has at least one new token, except perhaps the last,
+        which may have only text that was held back because a stop text might have begun with it. Raises RequestFailed
+        if the request fails.
         """
         async for new in self._request:
             self._meter.add_tokens(len(new), self.num_cached_tokens)
@@ -225,7 +226,9 @@ class Answer:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended: stop or length. None: the tokens that have arrived do not end the answer."""
+        """Why the answer ended: stop or length. None: the answer goes on, or a stop token or end-of-sequence token has
+        ended it and the iteration over its parts has not ended yet.
+        """
         if self.matched is not None:
             return "stop"
         if len(self.tokens) >= self.sampling.max_tokens:

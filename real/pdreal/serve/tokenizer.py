@@ -1,9 +1,9 @@
 """Text to token ids and back, without a library or a vocabulary file. A token up to 255 is a byte, a larger token has a
 spelling.
 
-Token 65 is `A`. A byte that is not printable ASCII is spelled `<0xC3>`, a token above 255 by its number, `<300>`, and
-`<` itself `<0x3C>`. So different token sequences have different texts: encode(decode(tokens)) == tokens. Text of
-printable ASCII without `<` survives encode and decode unchanged.
+Token 65 is `A`. A byte that is neither printable ASCII nor a newline is spelled `<0xC3>`, a token above 255 by its
+number, `<300>`, and `<` itself `<0x3C>`. So different token sequences have different texts: encode(decode(tokens)) ==
+tokens. Text of printable ASCII without `<` survives encode and decode unchanged.
 """
 
 import json
@@ -19,7 +19,8 @@ from pdsim.inputs import InputError, read_json
 NUM_BYTES = 256
 END_OF_TEXT = 0
 SPELLED_OUT = r"<(?:0x[0-9A-F]{2}|[1-9][0-9]{2,8})>"
-"""Pattern of tokens whose text is longer than one character: <0x0A> for a byte, <1234> for any other token."""
+"""Pattern of the texts of tokens that are longer than one character: <0xC3> for a byte, <1234> for any other token.
+The pattern also matches some texts that spell no token, such as <0x41>; token 65 is spelled A."""
 
 _ITSELF = frozenset(b"\n" + bytes(range(0x20, 0x7F))) - frozenset(b"<")
 
@@ -33,7 +34,7 @@ def piece(token: int) -> str:
 
 class Tokenizer:
     """A simple tokenizer for a model with vocab_size tokens: each byte of a text is one token, and each other token id
-    has a spelling of its own. vocab_size is at least 256.
+    has a spelling of its own, such as <300>, which encodes to this one token. vocab_size is at least 256.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -152,8 +153,8 @@ def plant_in_hub_cache(hf_home: Path, vocab_size: int) -> None:
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """Returns the content of tokenizer.json. A token that a text spells out as its number, such as <312>, is one token;
-    each other character is one token, or its UTF-8 bytes.
+    """Returns the content of tokenizer.json. Text that spells a token as a number, such as <312>, becomes this one
+    token; each other character becomes one token, or one token for each of its UTF-8 bytes.
     """
     return {
         "version": "1.0",

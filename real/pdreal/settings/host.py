@@ -101,7 +101,9 @@ class Hosts(Section):
         return len({entry.address for entry in self.hosts.values()}) == 1
 
     def placed(self, instance_ids: Sequence[str]) -> dict[str, str]:
-        """Returns the host of each instance. Raises ConfigError if an instance is on no host, or on several."""
+        """Returns the host of each instance. Raises ConfigError if an instance is on no host or on several, or if a
+        pattern of a host matches no instance.
+        """
         found: dict[str, list[str]] = {instance_id: [] for instance_id in instance_ids}
         for name, entry in self.hosts.items():
             for pattern in entry.instances:

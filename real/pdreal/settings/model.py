@@ -157,7 +157,7 @@ class ModelConfig:
 
     @property
     def mlp_sizes(self) -> list[int]:
-        """Inner sizes of MLPs that process every token: the MLPs of dense layers, and the shared experts."""
+        """Inner sizes of MLPs that process every token: of dense layers, and of a layer's shared experts joined."""
         sizes = [self.llama.intermediate_size] if self.num_dense_layers else []
         if self.experts is not None and self.llama.routing is not None:
             sizes.append(self.llama.routing.num_shared * self.experts.intermediate_size)
@@ -414,7 +414,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _rope(data: dict[str, Any]) -> dict[str, Any]:
-    """RoPE's settings: rope_parameters; or, before Transformers 5, all fields with those of rope_scaling."""
+    """Returns rope_parameters; if missing (before Transformers 5), all fields of `data`, and those of rope_scaling."""
     return data.get("rope_parameters") or {**data, **(data.get("rope_scaling") or {})}
 
 

@@ -18,7 +18,7 @@ def process_name(instance_id: str, rank: int) -> str:
 
 
 def roles_of(scenario: Scenario) -> dict[str, Role]:
-    """Role of each instance, in the order of the scenario."""
+    """Returns the role of each instance, by instance id: prefill instances first, then decode, then aggregated."""
     roles: dict[str, Role] = {}
     for role in get_args(Role):
         if (settings := getattr(scenario, role)) is not None:

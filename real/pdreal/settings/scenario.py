@@ -21,22 +21,22 @@ from pdsim.system.model import DTYPE_BYTES, KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
 _TOKEN_BYTES = 32
-"""Largest number of bytes that one prompt token can take in a request's body. An escaped character (\\u003c) takes 6
-bytes, a token that is spelled out as an escaped number takes 18, and a message part with a single token takes 27.
+"""Number of bytes that a request's body may have for each prompt token. An escaped character (\\u003c) takes 6 bytes,
+a token that is spelled out as an escaped number takes 18, and a message part with a single token takes 27.
 """
 _FIELDS_BYTES = 1 << 16
 """Maximum number of bytes that all fields of a request's HTTP body but the prompt may take."""
 
 
 class Room(NamedTuple):
-    """Limits for one request, in tokens: the largest that pools and context can hold. If prompt and output share a
-    pool, the prompt counts in whole pages.
+    """Limits for one request, in tokens: the largest that pools and context can hold. In the sum of prompt and output,
+    the prompt counts in whole pages.
     """
 
     prompt_tokens: int
     """Largest number of prompt tokens of a request."""
     total_tokens: int
-    """Largest number of prompt and output tokens of a request together."""
+    """Largest number of prompt and output tokens of a request together; the prompt is rounded up to whole pages."""
     page_size: int = 1
     """Number of tokens of a page."""
     reserved_tokens: int = 0
@@ -102,7 +102,7 @@ def _decode_room(decode: DecodeSettings, page_size: int) -> tuple[int, int]:
 
 def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Sequence[RequestSpec]]:
     """Returns the resolved scenario and its requests. Raises ConfigError if the scenario has features that only the
-    simulator supports.
+    simulator supports, or a prompt that does not fit.
     """
     cluster = build(for_real(scenario, options))
     _check_hosts(cluster.scenario, options)
@@ -120,8 +120,9 @@ def real_scenario(scenario: Scenario, options: Options) -> tuple[Scenario, Seque
 
 
 def served_scenario(scenario: Scenario, options: Options) -> Scenario:
-    """Returns the resolved scenario of a server. Health checks are on, because clients disconnect and processes die.
-    Raises ConfigError if a server cannot run the scenario, or no request fits the pools.
+    """Returns the resolved scenario of a server. With prefill and decode instances, health checks are on, because
+    clients disconnect and processes die. Raises ConfigError if a server cannot run the scenario, or no request fits the
+    pools.
     """
     scenario = for_real(scenario, options)
     if scenario.acceptance is not None:
@@ -170,8 +171,9 @@ def _check_windows(scenario: Scenario) -> None:
 
 
 def _check_drafts(scenario: Scenario, options: Options) -> None:
-    """Raises ConfigError for drafts that real mode cannot make. Real mode drafts with an EAGLE head of one layer, which
-    proposes one chain of tokens and no tree.
+    """Raises ConfigError for drafts that real mode cannot make or verify. Real mode drafts with an EAGLE head of one
+    layer, which proposes one chain of tokens and no tree. The model may have no sliding windows, on GPUs no latent KV,
+    and experts cannot be recorded.
     """
     decoding = scenario.decode or scenario.aggregated
     assert decoding is not None
@@ -211,7 +213,8 @@ def _check_ranks(scenario: Scenario) -> None:
 
 def _check_states(scenario: Scenario, config: ModelConfig, options: Options) -> None:
     """Checks a scenario whose model has linear attention. Raises ConfigError if the scenario or the options use a
-    feature that real mode lacks for such models, such as drafts or a host cache. Does nothing for other models.
+    feature that real mode lacks for such models, such as drafts or a host cache, or if states in --dtype have another
+    size than in the catalog entry. Does nothing for other models.
     """
     delta, state = config.llama.delta, load_model(scenario.model).state
     if delta is None or state is None:
@@ -247,9 +250,9 @@ def _room(scenario: Scenario, options: Options) -> Room:
 
 
 def for_real(scenario: Scenario, options: Options) -> Scenario:
-    """Returns the scenario, changed for real mode, which chooses the values of kv_dtype, decode.retraction_backup and,
-    with several hosts, health. scenario: not yet resolved. Raises ConfigError if the scenario has features that work in
-    simulation only.
+    """Returns the scenario, changed for real mode: sets kv_dtype and, if there is a decode section,
+    decode.retraction_backup. If there is a file of hosts, adds a health section where the scenario has none. scenario:
+    not yet resolved. Raises ConfigError if real mode cannot run the scenario or its model.
     """
     if scenario.engine != "sglang":
         raise ConfigError(f"engine: {scenario.engine}: instances of {scenario.engine} run in simulation only")

@@ -28,7 +28,7 @@ _WITHOUT_INDEX_OF_FAILURE = 13000  # from this version on the batch call has one
 _HAS_BATCHES = 12080
 COPIES_PER_CALL = 1024
 """Largest number of copies that one call queues. The driver holds a lock during the call, and other threads of the
-process launch nothing meanwhile. While single calls queued 71,000 copies each, decode steps took up to 125 ms
+process launch nothing meanwhile. While single calls queued 71,000 copies each, decode steps waited up to 122 ms
 (experiments/four-h100)."""
 
 
@@ -88,8 +88,8 @@ class CudaRuntime:
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses, stream: torch.cuda.Stream) -> None:
         """Copies ranges, at most COPIES_PER_CALL per CUDA call. Returns when all bytes are in place. Other threads can
-        launch their work between two CUDA calls. sources, targets: addresses at which ranges begin, in memory that is
-        mapped here. lengths: sizes in bytes. Entry i of each belongs to range i.
+        launch their work between two CUDA calls. sources, targets: addresses at which ranges begin, in this process's
+        address space. lengths: sizes in bytes. Entry i of each belongs to range i.
         """
         for first in range(0, len(lengths), COPIES_PER_CALL):
             part = slice(first, first + COPIES_PER_CALL)
@@ -241,9 +241,10 @@ class _Mapping:
 
 
 class _Target:
-    """A peer. Its memory is mapped here at the first write. One thread at a time writes to it. pid: id of the peer's
-    process. regions: the peer's memory. For each region: its address in the peer, its size in bytes, the begin of its
-    allocation there, and the CUDA IPC handle of the allocation in hex.
+    """A peer into whose memory kernels of this process write directly. The memory is mapped here at the first use of
+    `mapped`, which one thread at a time can enter. pid: id of the peer's process. regions: the peer's memory. For each
+    region: its address in the peer, its size in bytes, the begin of its allocation there, and the CUDA IPC handle of
+    the allocation in hex.
     """
 
     def __init__(self, opened: _OpenAllocations, pid: int, regions: Any) -> None:
@@ -277,7 +278,7 @@ class _Target:
 
 class _Sender:
     """A sender's memory, from which this receiver reads ranges. mapping: the sender's memory, mapped here. targets:
-    regions of this receiver. stream: where copies run.
+    regions of this receiver. stream: the CUDA stream that runs the copies.
     """
 
     def __init__(self, runtime: CudaRuntime, mapping: _Mapping, targets: Regions, stream: torch.cuda.Stream) -> None:

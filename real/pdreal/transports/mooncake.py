@@ -1,7 +1,8 @@
 """Mooncake Transfer Engine: one-sided writes over TCP, NVLink or RDMA, chosen by environment variables.
 
-Settings apply to the whole process and must be set before the engine starts. The engine may use another transport than
-the requested one without an error, so this module checks which one it uses.
+Settings apply to the whole process and must be set before the engine starts. If the engine lacks the requested
+transport, it may use another one without an error. So this module checks that RDMA has a device, that NVLink between
+nodes is in the wheel, and that NVLink refuses host memory, which TCP takes.
 """
 
 import logging
@@ -23,7 +24,9 @@ from pdreal.transports.streams import synchronize_engines
 Kind = Literal["tcp", "nvlink", "rdma", "mnnvl"]
 
 TIMEOUT_S = 5
-"""Maximum time of a write: this number of seconds, plus one second per GB. The engine accepts no shorter time."""
+"""Maximum time of one call to the engine, with at most BATCH_DESCRIPTORS ranges: this number of seconds, plus one
+second per GB. The engine accepts no shorter time.
+"""
 
 _LOG = logging.getLogger("pdreal")
 _SWITCHES: dict[Kind, str] = {"tcp": "MC_FORCE_TCP", "nvlink": "MC_INTRANODE_NVLINK", "mnnvl": "MC_FORCE_MNNVL"}
@@ -37,7 +40,7 @@ BATCH_DESCRIPTORS = 2048
 meanwhile no Python code runs: for all slices of a request this would take as long as a forward."""
 _POLLED_BYTES = 1 << 20
 """If each range of a TCP write has at least this size, the thread that writes sleeps while it waits: the engine's own
-wait would keep a CPU core busy that the engine's I/O needs. If models compute on the CPU, the thread sleeps for all
+wait would keep a CPU core busy that the engine's I/O needs. If models compute on the CPU, the thread sleeps for all TCP
 writes.
 """
 _POLL_S = 20e-6
@@ -46,8 +49,9 @@ _DONE, _RUNNING = 1, 0
 
 class MooncakeTransport:
     def __init__(self, kind: Kind, device: torch.device, address: str = LOOPBACK) -> None:
-        """kind: transport that the engine is to use. address: where peers reach this host. Raises UnavailableError if
-        the engine cannot be loaded, or uses another transport than the requested one.
+        """kind: transport that the engine is to use. device: where the rank's KV lies. address: where peers reach this
+        host. Raises UnavailableError if the engine cannot be loaded or does not start, if this machine has no RDMA
+        device for RDMA, if the wheel lacks NVLink between nodes, or if the engine uses TCP instead of NVLink.
         """
         _choose(kind)
         module = load_engine(("mooncake.engine",), wheel_for(device))
@@ -95,12 +99,12 @@ class MooncakeTransport:
         return int(self._engine.batch_transfer_sync_write(address, *ranges)) == 0
 
     def _write_asleep(self, address: str, *ranges: list[int]) -> bool:
-        """Writes all ranges while this thread sleeps. Each range is a write of its own, because the engine checks one
-        range only when it is asked whether a write has ended. ranges: local addresses, remote addresses, and lengths in
-        bytes. Returns True if all ranges are written.
+        """Writes all ranges while this thread sleeps. Each range is a write of its own, because the engine's check
+        whether a write has ended looks at one range only. ranges: local addresses, remote addresses, and lengths in
+        bytes. Returns True if all ranges are written within the time limit.
 
-        The time limit is the same as the engine's own. Without a limit TCP would keep trying for a quarter of an hour
-        after a link is cut.
+        The time limit is the engine's own as _SETTINGS sets it (TIMEOUT_S). Without a limit TCP would keep trying for a
+        quarter of an hour after a link is cut.
         """
         submitted = [self._engine.transfer_submit_write(address, *each) for each in zip(*ranges, strict=True)]
         until_s = time.monotonic() + TIMEOUT_S + sum(ranges[2]) / 1e9
@@ -135,7 +139,9 @@ def _choose(kind: Kind) -> None:
 
 
 def apply_settings() -> None:
-    """Sets the engine's time limits and log level, unless the user has set them."""
+    """Sets the engine's time limit, its limit of queued TCP transfers and its log level, each unless the user has set
+    it.
+    """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -145,8 +151,9 @@ def wheel_for(device: torch.device) -> str:
 
 
 def hide_from_the_network() -> None:
-    """Makes the engine accept connections from this machine only. The engine listens on all interfaces, and any peer
-    may write to its memory.
+    """Makes all sockets of this process that listen on all interfaces accept connections from this machine only,
+    because any peer may write to the memory that the engine has registered. If Linux does not permit this (before 5.7),
+    logs a warning.
     """
     for listening in _sockets_that_listen_everywhere():
         with listening:

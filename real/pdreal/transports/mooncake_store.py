@@ -20,10 +20,11 @@ memory do not need this buffer (SGLang 0.5.23, mem_cache/storage/mooncake_store/
 DEFAULT_LOCAL_BUFFER_SIZE).
 """
 _WARM_UPS = 20
-"""Maximum number of attempts at a client's first write, which may fail at first (SGLang 0.5.23,
-mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup)."""
+"""Maximum number of attempts at a client's first write, which may fail at first. SGLang makes up to 10 attempts, one
+per second (SGLang 0.5.23, mem_cache/storage/mooncake_store/mooncake_store.py:721, warmup).
+"""
 _WARM_UP_DELAY_S = 0.25
-"""Delay in s between two attempts at a client's first write."""
+"""Delay in s after each failed attempt at a client's first write."""
 _IS_THERE = 1
 _CPU = torch.device("cpu")
 
@@ -34,9 +35,10 @@ class MooncakeStore:
     """
 
     def __init__(self, master: str, address: str, device: torch.device, *, lent_bytes: int = 0) -> None:
-        """master: address of the store's master. address: address at which other clients reach this host. device: the
-        rank's device; Mooncake's packages for CPUs and for GPUs differ. lent_bytes: memory that this process lends to
-        the store. Raises UnavailableError if the store cannot be loaded, or its master takes no client.
+        """master: address of the store's master. address: address at which other clients reach this host. device:
+        decides whether the message of an error names Mooncake's package for CPUs or for GPUs. lent_bytes: memory that
+        this process lends to the store. Raises UnavailableError if the store cannot be loaded, or its master takes no
+        client.
         """
         apply_settings()
         self._store: Any = load_store(device).MooncakeDistributedStore()
@@ -61,27 +63,29 @@ class MooncakeStore:
 
     def num_there(self, names: Sequence[str]) -> int:
         """Returns how many of the objects with these names the store has, counted from the first name up to the first
-        missing object.
+        object that is missing or could not be looked up.
         """
         found = self._store.batch_is_exist(list(names))
         self._note_failure("lookup", min(found))
         return _num_first([code == _IS_THERE for code in found])
 
     def missing(self, names: Sequence[str]) -> list[int]:
-        """Returns the indices in `names` of all objects that the store lacks."""
+        """Returns the indices in `names` of all objects that the store lacks or could not look up."""
         return [i for i, code in enumerate(self._store.batch_is_exist(list(names))) if code != _IS_THERE]
 
     def read(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> int:
-        """Copies objects of num_bytes bytes each to the addresses `begins` in registered memory. Returns how many are
-        read, counted from the first one up to one that failed. names: of the objects, in the same order.
+        """Copies objects of num_bytes bytes each from the store to the addresses `begins` in registered memory. names:
+        names of the objects, in the order of `begins`. Returns how many objects were read, counted from the first one
+        up to the first one that failed.
         """
         codes = self._store.batch_get_into(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("read", min(codes))
         return _num_first([code == num_bytes for code in codes])
 
     def write(self, names: Sequence[str], begins: Sequence[int], num_bytes: int) -> bool:
-        """Copies objects of num_bytes bytes each from the addresses `begins` in registered memory. Returns False if an
-        object is not written, for example because the store is full. names: of the objects, in the same order.
+        """Copies objects of num_bytes bytes each from the addresses `begins` in registered memory to the store. names:
+        names of the objects, in the order of `begins`. Returns False if an object is not written, for example because
+        the store is full.
         """
         codes = self._store.batch_put_from(list(names), list(begins), [num_bytes] * len(names))
         self._note_failure("write", min(codes))
@@ -89,7 +93,7 @@ class MooncakeStore:
 
     def _note_failure(self, what: str, code: int) -> None:
         """Logs a failed call of the store, unless a call of the same kind has failed with the same code before. what:
-        kind of the call.
+        kind of the call. code: the smallest result of the call; if it is negative, the call failed.
         """
         if code < 0 and f"{what} {code}" not in self._failures:
             self._failures.add(f"{what} {code}")

@@ -1,5 +1,5 @@
-"""Transfers by NIXL with UCX. UCX uses system calls (cma) between processes of a host, CUDA IPC between GPUs, and RDMA
-between hosts.
+"""Transfers by NIXL with UCX. UCX uses system calls (cma) between processes of a host, CUDA IPC between GPUs of a host,
+and RDMA between hosts.
 """
 
 import base64

@@ -22,8 +22,8 @@ NAMES = (
 
 
 def open_transport(name: str, device: torch.device, address: str = LOOPBACK) -> Transport:
-    """Returns the engine of this name. The engine's module is imported only here. address: where peers reach this host.
-    Raises UnavailableError if this machine cannot run the engine.
+    """Returns the engine of this name. The engine's module is imported only here. address: where peers reach this host;
+    only Mooncake needs it. Raises UnavailableError if no engine has this name, or this machine cannot run the engine.
     """
     if name == "push":  # the sender's own work, in memory that these map
         name = "cuda-ipc" if device.type == "cuda" else "shared-memory"

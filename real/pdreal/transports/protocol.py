@@ -29,8 +29,8 @@ class UnavailableError(Exception):
 
 
 def connected(peers: Mapping[str, Peer], address: str) -> Peer:
-    """Returns the connection to a peer. Raises TransferError if another thread has disconnected the peer. peers:
-    connections by the peer's address.
+    """Returns the connection to a peer. peers: connections by the peer's address. Raises TransferError if the peer is
+    not connected, for example because another thread has disconnected the peer.
     """
     try:
         return peers[address]
@@ -68,8 +68,9 @@ class Transport(Protocol):
 
     def write(self, address: str, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         """Copies each local range to the remote range. Returns when all bytes are in place. Several threads may write
-        at a time. Raises TransferError, within seconds if the peer died. local, remote: addresses at which ranges
-        begin, here and in the peer. lengths: sizes in bytes. Entry i of each belongs to range i. address: of the peer.
+        at a time. local, remote: addresses at which ranges begin, here and in the peer. lengths: sizes in bytes. Entry
+        i of each belongs to range i. address: of the peer. Raises TransferError if the write failed or its outcome is
+        unknown; if the peer died, within seconds.
         """
         ...
 
@@ -96,8 +97,8 @@ DEBIAN_PACKAGES = {
 
 
 def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
-    """Imports the first of these modules that is installed. wheel: name of the package to install, for the message.
-    Raises UnavailableError if none can be imported.
+    """Imports and returns the first of these modules that is installed. wheel: package to install, with options of pip,
+    for the message. Raises UnavailableError if none is installed, or if the import of the first installed one fails.
     """
     for module in modules:
         try:

@@ -30,8 +30,8 @@ class Sender(Protocol):
     """The sending process, as the receiver sees it: its memory, from which the receiver copies."""
 
     def copy(self, sources: Addresses, targets: Addresses, lengths: Addresses) -> None:
-        """Copies ranges, and returns when all bytes are in place. Raises TransferError if the memory cannot be read.
-        sources: addresses in the sender. targets: addresses in this receiver. lengths: sizes in bytes, one per range.
+        """Copies ranges, and returns when all bytes are in place. sources: addresses in the sender. targets: addresses
+        in this receiver. lengths: sizes in bytes, one per range. Raises TransferError if a range cannot be copied.
         """
         ...
 
@@ -98,8 +98,9 @@ class PullClient:
         self._connections: list[socket.socket] = []
 
     def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
-        """Asks the receiver to copy ranges. Raises TransferError if the receiver could not copy them, or is gone.
-        local: addresses in this sender. remote: addresses in the receiver. lengths: sizes in bytes, one per range.
+        """Asks the receiver to copy ranges, and returns when it has copied them. local: addresses in this sender.
+        remote: addresses in the receiver. lengths: sizes in bytes, one per range. Raises TransferError if the receiver
+        could not copy them, is gone, or does not answer within TIMEOUT_S.
         """
         request = np.stack([local, remote, lengths]).astype(np.int64)
         try:

@@ -25,7 +25,7 @@ class SharedMemoryTransport:
         if device.type != "cpu":
             raise UnavailableError(f"shared memory is memory of the host, not of {device}")
         self._allocated: list[tuple[int, int, int]] = []
-        """Address, bytes and file descriptor of each."""
+        """Address, size in bytes and file descriptor of each allocation."""
         self._peers: dict[str, _Peer] = {}
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -72,7 +72,7 @@ class SharedMemoryTransport:
 
 class _Peer:
     """A process whose memory is mapped here. regions: for each region, its address in the process, its size in bytes,
-    and its file descriptor in the process.
+    and its file descriptor in the process. Raises TransferError if the process is gone.
     """
 
     def __init__(self, pid: int, regions: list[tuple[int, int, int]]) -> None:

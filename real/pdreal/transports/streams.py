@@ -1,7 +1,7 @@
-"""CUDA streams for a rank's forwards and copies. No work of pdreal runs on CUDA's default stream, because transfer
-engines copy on the default stream, or on streams that wait for it: a forward on the default stream would delay each
-transfer until the forward's end. pdreal's streams do not wait for the default stream (torch makes all streams so). A
-thread waits for its stream before it passes results to another thread.
+"""CUDA streams for a rank's forwards and copies. The ranks of instances run no forwards on CUDA's default stream,
+because some transfer engines copy on the default stream, or on streams that wait for it: a forward on the default
+stream would delay each transfer until the forward's end. The streams of this module do not wait for the default stream
+(torch makes all streams so). A thread waits for its stream before it passes results to another thread.
 """
 
 import torch
@@ -13,7 +13,7 @@ stream is never also the compute stream.
 
 
 def compute_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream on which a rank computes, in all threads."""
+    """Returns a new stream, on which a rank then computes in all threads."""
     return torch.cuda.Stream(device)
 
 
@@ -23,23 +23,25 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def wait_for_engines(device: torch.device) -> None:
-    """Makes the current stream wait for copies of transfer engines, because an engine may report a copy before the copy
-    has ended.
+    """Makes the current stream wait for copies that transfer engines have queued on the default stream, because an
+    engine may report a copy before the copy has ended.
     """
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
 
 
 def synchronize_engines(device: torch.device) -> None:
-    """Makes the host wait for engines' copies on this GPU, because engines may return before copies between GPUs
-    end.
+    """Makes the calling thread wait for copies that engines have queued on this GPU's default stream, because engines
+    may return before copies between GPUs end.
     """
     if device.type == "cuda":
         torch.cuda.default_stream(device).synchronize()
 
 
 def to_host(computed: torch.Tensor) -> torch.Tensor:
-    """Returns the results in host memory, after the current stream has computed them."""
+    """Returns a copy of `computed` in host memory, after the current stream has computed it. Returns `computed` itself
+    if it is not on a GPU.
+    """
     if not computed.is_cuda:
         return computed
     host, done = begin_to_host(computed)
