@@ -295,6 +295,8 @@ class Scenario(Section):
         """Kind and name of each catalog entry that the scenario uses."""
         found: list[tuple[Kind, str]] = [("models", self.model), ("transports", self.network.transport)]
         found += [("gpus", servers.gpu) for servers in self.roles.values()]
+        if (draft := self.servers[1].speculative_draft_model) is not None:
+            found.append(("models", draft))
         if self.encode is not None:
             found += [("transports", self.encode.transport), ("gpus", self.encode.gpu)]
         return found

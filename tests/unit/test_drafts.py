@@ -49,6 +49,12 @@ def test_a_tree_needs_pages_for_each_branch(page_size: int, tokens: int):
     assert decode.num_ahead_tokens(page_size) == 2 * tokens
 
 
+def test_a_run_keeps_the_entry_of_its_draft_model():
+    scenario = drafting(algorithm="STANDALONE", draft_model="qwen3-0.6b", num_steps=2)
+    assert ("models", "qwen3-0.6b") in scenario.entries
+    assert len(scenario.entries) == len(drafting(num_steps=2).entries) + 1
+
+
 @pytest.mark.parametrize(
     ("drafts", "says"),
     [
