@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
-from math import exp, log
+from math import exp, isnan, log, nan
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -44,6 +44,8 @@ WIDE_HEADS = 64
 """From this number of query heads per GPU, decode attention over latent KV is limited by operations, and no longer by
 bytes."""
 _FILE = Path(__file__).with_name("kernels.csv")
+_IF_EMPTY = {"compute": 1.0, "memory": 1.0, "fixed_us": nan, "token_us": 0.0, "error": 1.0}
+"""Value of each field of Kernel that a row of the file leaves empty."""
 
 
 class Kernel(NamedTuple):
@@ -56,11 +58,14 @@ class Kernel(NamedTuple):
     memory: float
     """Share of memory bandwidth that the kernel reaches. All-reduces and exchanges: share of link bandwidth."""
     fixed_us: float
-    """Fixed time in us, independent of bytes and operations."""
+    """Fixed time in us, independent of bytes and operations. NaN: not measured, as on H20."""
     token_us: float
     """Additional time in us for each token that a server computes. More GPUs do not shorten this time."""
     error: float
     """Median relative error of the times that this kernel's fields give, against the measured times. 1: not known."""
+
+
+_UNMEASURED = Kernel(nan, nan, nan, nan, nan)
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
         return {
             (row["gpu"], row["operator"], row["kind"]): Kernel(
-                *(float(row[name] or (name != "token_us")) for name in Kernel._fields)
+                *(float(row[name] or _IF_EMPTY[name]) for name in Kernel._fields)
             )
             for row in rows
         }
@@ -104,13 +109,14 @@ def _kernels() -> dict[tuple[str, str, str], Kernel]:
 
 @cache
 def reached(gpu: str, operator: str, kind: str) -> Kernel:
-    """Returns the rates that a kernel reaches on a GPU. If the kernel was not measured on this GPU, each field is the
-    median of the numbers that _of_others returns for the field.
+    """Returns the rates that a kernel reaches on a GPU. Each field that was not measured on this GPU is the median of
+    the numbers that _of_others returns for the field.
 
     kind: variant of the operator's kernel, such as a data type or a number of GPUs.
     """
-    own = _kernels().get((gpu, operator, kind))
-    return own or Kernel(*(median(_of_others(gpu, operator, kind, column)) for column in Kernel._fields))
+    own = _kernels().get((gpu, operator, kind), _UNMEASURED)
+    fields = zip(Kernel._fields, own, strict=True)
+    return Kernel(*(median(_of_others(gpu, operator, kind, name)) if isnan(value) else value for name, value in fields))
 
 
 def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str = "") -> list[float]:
@@ -122,11 +128,12 @@ def _of_others(gpu: str, operator: str, kind: str, column: str, *, left_out: str
     _SAME_RATE, column compute: the number is the share of nominal FLOP/s at which `gpu` would be as fast as the
     measured GPU, at most 1.
     """
-    found = {
+    all_found = {
         other: getattr(kernel, column)
         for (other, *name), kernel in _kernels().items()
         if name == [operator, kind] and _GENERATIONS.get(other, other) != left_out
     }
+    found = {other: value for other, value in all_found.items() if not isnan(value)}
     if (operator, column) == ("experts", "compute") and kind in _SAME_RATE:
         own = load_gpu(gpu).flops_for("fp8")
         return [min(1.0, share * load_gpu(other).flops_for("fp8") / own) for other, share in found.items()]
@@ -147,15 +154,16 @@ class Spread(NamedTuple):
 
 @cache
 def spread(gpu: str, operator: str, kind: str) -> Spread:
-    """Returns the factors by which a kernel's rates may be wrong. All are 1 if this GPU was measured. Otherwise, the
-    rates are medians of other GPUs. If each measured GPU is estimated from GPUs of other generations, the share
+    """Returns the factors by which a kernel's rates may be wrong. Factors of measured rates are 1. The other rates are
+    medians of other GPUs. If each measured GPU is estimated from GPUs of other generations, the share
     _COVERED of the estimates is wrong by at most these factors. kind: variant of the operator's kernel.
 
     The errors are taken over all data types of an operator, because each data type has too few measured GPUs.
     """
-    if is_measured(gpu, operator, kind):
-        return Spread()
-    return Spread(*(_covering(operator, is_whole(kind), column) for column in Spread._fields))
+    own = _kernels().get((gpu, operator, kind), _UNMEASURED)
+    return Spread(
+        *(_covering(operator, is_whole(kind), name) if isnan(getattr(own, name)) else 1.0 for name in Spread._fields)
+    )
 
 
 class Beyond(NamedTuple):
@@ -209,7 +217,7 @@ def _covering(operator: str, whole: bool, column: str) -> float:
             continue
         others = _of_others(gpu, operator, kind, column, left_out=_GENERATIONS.get(gpu, gpu))
         own = getattr(kernel, column)
-        if name == operator and others and own and median(others):
+        if name == operator and others and own > 0 and median(others):
             found.append(abs(log(own / median(others))))
     found.sort()
     return exp(found[int(_COVERED * (len(found) - 1))]) if found else 1.0

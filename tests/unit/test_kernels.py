@@ -97,6 +97,15 @@ def test_a_gpu_that_was_not_measured_has_the_median_of_the_others():
     assert origins(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
 
 
+@pytest.mark.parametrize("operator", ["gemm", "decode_attention", "experts"])
+def test_a_time_that_was_not_measured_is_the_median_of_the_others_with_their_range(operator):
+    """Rates of H20 are stated, and its fixed times are not. They count neither for H20 nor for other GPUs."""
+    own, other = (reached(gpu, operator, "bf16") for gpu in ("h20", "a10"))
+    assert own[:2] != other[:2]
+    assert own.fixed_us == other.fixed_us > 1
+    assert spread("h20", operator, "bf16") == Spread(fixed_us=spread("a10", operator, "bf16").fixed_us)
+
+
 def test_an_unmeasured_gpu_that_keeps_its_clock_multiplies_like_measured_ones_that_do():
     """H20 and RTX 4090 have 0.4 nominal TFLOP/s per watt of their boards, other GPUs 0.6 to 2.5."""
     like_h20, others = reached("rtx-4090", "gemm", "bf16"), reached("mi300x", "gemm", "bf16")
