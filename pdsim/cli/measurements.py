@@ -34,7 +34,7 @@ class ObservationLimits:
     requests: Annotated[int, Parameter(validator=Number(gte=20), help="Maximum number of requests in total.")] = 600
     concurrency: Annotated[int, Parameter(validator=Number(gte=1), help="Maximum number of requests in flight.")] = 16
     longest_prompt: Annotated[
-        int, Parameter(validator=Number(gte=64), help="Length of the longest prompt, in tokens.")
+        int, Parameter(validator=Number(gte=64), help="Maximum length of a prompt, in tokens.")
     ] = 4096
 
 
@@ -203,7 +203,7 @@ def scale(
     """Derive a profile for another GPU. Coefficients that a resource of the GPU limits are scaled by this resource, and
     get an interval of possible values if both GPUs were timed.
     """
-    from pdsim.calibration.fit.scaling import GpuScaling, model_of
+    from pdsim.calibration.fit.scaling import GpuScaling, measured_model, model_of
     from pdsim.calibration.fit.scaling import scale as scaled
     from pdsim.scenario.sections.profile import read_profile
     from pdsim.show.terminal.measurements import print_scaling
@@ -214,7 +214,8 @@ def scale(
     if model is None:
         raise ConfigError(f"profile {profile} does not say its model: name it with --model")
     gpus = load_gpu(source), load_gpu(target)
-    scaling = GpuScaling.between(*gpus, load_model(model), tp=tp, weight_dtype=weight_dtype)
+    spec = measured_model(profile, load_model(model))
+    scaling = GpuScaling.between(*gpus, spec, tp=tp, weight_dtype=weight_dtype)
     command = f"pdsim scale {profile.name} --from {source} --to {target} --model {model} --tp {tp}"
     if weight_dtype is not None:
         command += f" --weight-dtype {weight_dtype}"

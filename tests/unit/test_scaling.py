@@ -140,6 +140,34 @@ def test_what_cannot_be_scaled_is_one_message(profile, arguments, message, tmp_p
     assert re.search(message, capsys.readouterr().err)
 
 
+def measured_with(weight_dtype, folder):
+    """The path of the measured profile, changed as if the weights had been of this data type."""
+    profile = read_yaml(MEASURED)
+    profile["cost"]["measured"]["weight_dtype"] = weight_dtype
+    write_yaml(profile, folder / "profile.yaml")
+    return str(folder / "profile.yaml")
+
+
+@pytest.mark.parametrize(("given", "derived"), [((), "fp8"), (("--weight-dtype", "bf16"), "bf16")])
+def test_the_measured_weights_are_the_profiles_not_the_catalogs(given, derived, tmp_path, capsys):
+    profile = measured_with("fp8", tmp_path)
+    made = output_json(capsys, "scale", profile, "--from", "h200", "--to", "h20", *given, "-o", tmp_path / "o.yaml")
+    assert made["cost"]["measured"]["scaled_from"] == "h200 with fp8 weights"
+    assert made["cost"]["measured"]["weight_dtype"] == derived
+    ratios = time_ratios(load_gpu("h200"), load_gpu("h20"), ("fp8", derived))
+    assert made["provenance"]["scaled"]["time_ratios"] == {name: str(ratio) for name, ratio in ratios.items()}
+    of_fp8 = GpuScaling.between(load_gpu("h200"), load_gpu("h20"), load_model("qwen3-8b").in_dtype("fp8"))
+    weights_ns = of_fp8.weights_ns * ratios["weights"].best
+    assert float(made["cost"]["decode"]["decode_weights"].split()[0]) == pytest.approx(weights_ns / 1e3, rel=1e-3)
+
+
+def test_an_unknown_type_of_measured_weights_is_one_message(tmp_path, capsys):
+    command = ("scale", measured_with("fp7", tmp_path), "--from", "h200", "--to", "h20", "-o", str(tmp_path / "o.yaml"))
+    assert exit_code(*command) == 2
+    message = capsys.readouterr().err
+    assert "profile.yaml: cost.measured.weight_dtype: expected bf16, fp8, fp4, int4, int8, found 'fp7'" in message
+
+
 def test_a_run_says_between_what_it_lies(tmp_path, capsys):
     (tmp_path / "profile.yaml").write_text((STUDY / "qwen3-8b-h20.yaml").read_text())
     (tmp_path / "scenario.yaml").write_text(SCENARIO)

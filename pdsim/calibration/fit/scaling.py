@@ -29,6 +29,7 @@ from typing import Any, Literal, get_args
 
 from pdsim.cost.settings import Affine, AffineTable, Roofline
 from pdsim.dataclass import dataclass
+from pdsim.inputs import shown
 from pdsim.scenario.loading import load_cost
 from pdsim.scenario.sections.component import component_name, describe_component
 from pdsim.scenario.sections.cost import CostChoice, MeasuredSettings
@@ -148,7 +149,7 @@ class GpuScaling:
     tp: int
     """Number of ranks (tensor-parallel size) of each server, the same on both GPUs."""
     weight_dtypes: tuple[Dtype, Dtype]
-    """Data types of the weights in the measured profile, which are taken to be the model's, and in the derived one."""
+    """Data types of the weights in the measured profile and in the derived one."""
     ratios: Mapping[Operator, Ratio]
     """For each operator: its time on the target divided by its time on the source."""
 
@@ -156,8 +157,9 @@ class GpuScaling:
     def between(
         cls, source: GpuSpec, target: GpuSpec, model: ModelSpec, *, tp: int = 1, weight_dtype: Dtype | None = None
     ) -> "GpuScaling":
-        """The scaling from a source GPU to a target GPU. tp: number of ranks of each server. weight_dtype: data type of
-        the weights in the derived profile; None: that of the model. Raises ConfigError for a model with routed experts.
+        """The scaling from a source GPU to a target GPU. model: the model with the weights that were measured
+        (measured_model). tp: number of ranks of each server. weight_dtype: data type of the weights in the derived
+        profile; None: that of `model`. Raises ConfigError for a model with routed experts.
         """
         if model.experts is not None:
             raise ConfigError(
@@ -284,6 +286,21 @@ def model_of(profile: Mapping[str, Any]) -> str | None:
     files = provenance.get("measured") or []
     named = [provenance.get("model"), *(file.get("model") for file in files if isinstance(file, dict))]
     return next((str(name) for name in named if name), None)
+
+
+def measured_model(path: Path, model: ModelSpec) -> ModelSpec:
+    """The model with the weights that were measured. path: file of the measured profile. If the profile does not name a
+    data type of weights, the model is returned unchanged. Raises ConfigError if the profile names an unknown one.
+    """
+    measured = load_cost(path).measured
+    dtype: Any = None if measured is None else measured.weight_dtype
+    if dtype is None or dtype == model.weight_dtype:
+        return model
+    if dtype not in get_args(Dtype):
+        raise ConfigError(
+            f"{path}: cost.measured.weight_dtype: expected {', '.join(get_args(Dtype))}, found {shown(dtype)}"
+        )
+    return model.in_dtype(dtype)
 
 
 def _section(settings: Affine) -> dict[str, Any]:
