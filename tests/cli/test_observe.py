@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.calibration.observe import observation
-from pdsim.calibration.observe.probes import ObservationBudget, loads, mean_stages_ms, one_round, planned, totals
+from pdsim.calibration.observe.probes import (
+    Load,
+    ObservationBudget,
+    Probe,
+    loads,
+    mean_stages_ms,
+    one_round,
+    planned,
+    play,
+    totals,
+)
+from pdsim.calibration.observe.server_client import ServerError
 from pdsim.cli import main
 from pdsim.scenario.yaml_file import to_yaml
 
@@ -164,6 +175,60 @@ def test_no_plan_exceeds_its_budget(budget):
     for probe in one_round(budget):
         assert probe.prompt_tokens <= budget.longest_prompt
         assert probe.num_requests <= budget.concurrency or probe.kind == "prefix"
+
+
+def test_no_single_prompt_has_a_multiple_of_64_tokens():
+    lengths = [
+        probe.prompt_tokens for probe in one_round(ObservationBudget(longest_prompt=2**25)) if probe.kind == "ttft"
+    ]
+    assert 311_743 in lengths, "one less than 64 x 4871"
+    assert [tokens for tokens in lengths if tokens % 64 == 0] == []
+
+
+class OneOfThree:
+    """A server that refuses the third connection. Two requests wait for it."""
+
+    url = "http://127.0.0.1:1"
+
+    def text(self, num_tokens):
+        self.number = getattr(self, "number", 0) + 1
+        return str(self.number)
+
+    def complete(self, prompt, max_tokens, *, ready, on_event=None):
+        if prompt == "3":
+            raise ServerError("the connection was refused", 429, 7.0)
+        ready()
+
+
+def test_requests_at_once_fail_with_the_cause():
+    with pytest.raises(ServerError, match="the connection was refused") as failed:
+        list(observation.observe(OneOfThree(), Probe("burst", 3, 64, 2, "")))
+    assert (failed.value.is_busy, failed.value.retry_after_s) == (True, 7.0)
+
+
+class Silent:
+    """A server that is asked for its metrics only."""
+
+    def metrics(self):
+        return "vllm:request_prefill_time_seconds_sum 1.0\nvllm:request_prefill_time_seconds_count 1.0\n"
+
+
+def test_a_load_for_which_no_time_is_left_has_no_request():
+    played = play(Silent(), Load("c2", 2, ((64, 16),)), end_s=0.0)
+    assert played == {"name": "c2", "concurrency": 2, "stages": {}, "requests": []}
+
+
+def test_time_may_be_up_between_two_loads(tmp_path, capsys, monkeypatch):
+    """Reading the server's metrics takes what was left."""
+
+    def late(server, load, end_s):
+        return play(server, load, end_s if load.name == "c1" else 0.0)
+
+    monkeypatch.setattr(observation, "play", late)
+    with stub(pages={"/metrics": vllm_metrics}) as server:
+        assert observe(server, tmp_path) == 0
+    assert "time is up before load c3" in capsys.readouterr().err
+    assert [arm["name"] for arm in json.loads((tmp_path / "out" / "load.json").read_text())["arms"]] == ["c1"]
 
 
 def test_a_dry_run_sends_nothing(tmp_path, capsys):

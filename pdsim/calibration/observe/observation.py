@@ -186,8 +186,12 @@ class Session:
                 why = "no prompt is short enough for" if not lengths else "time is up before"
                 self.notes.append(f"{why} load {load.name}")
                 return
-            self.loads.append(play(self.server, replace(load, lengths=lengths), end_s))
-            if (num_done := len(self.loads[-1]["requests"])) < len(lengths):
+            played = play(self.server, replace(load, lengths=lengths), end_s)
+            if not (num_done := len(played["requests"])):
+                self.notes.append(f"time is up before load {load.name}")
+                return
+            self.loads.append(played)
+            if num_done < len(lengths):
                 self.notes.append(f"time is up after {num_done} of {len(lengths)} requests of load {load.name}")
             write_json(self.folder / LOAD, content)
 

@@ -138,7 +138,8 @@ def _lengths(longest: int) -> list[int]:
     """
     found, tokens = [], SHORTEST_TOKENS * 2**0.25
     while tokens <= longest:
-        found.append(round(tokens))
+        length = round(tokens)
+        found.append(length if length % 64 else length - 1)
         tokens *= 2**0.5
     return found or [longest]
 
@@ -262,8 +263,8 @@ def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
     """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called with a
-    completion at each of its events; returns False to end it (OnEvent). Raises ServerError if a
-    completion fails.
+    completion at each of its events; returns False to end it (OnEvent). Raises the ServerError of the first completion
+    that fails, but not of those that only waited for its connection.
     """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))
@@ -274,11 +275,14 @@ def _together(
         except ServerError:
             barrier.abort()
             raise
-        except threading.BrokenBarrierError:
-            raise ServerError(f"{server.url}: another of {len(prompts)} requests at once failed") from None
 
     with ThreadPoolExecutor(len(prompts)) as pool:
-        return list(pool.map(one, prompts))
+        sent = [pool.submit(one, prompt) for prompt in prompts]
+        failures = [wrong for future in sent if (wrong := future.exception()) is not None]
+    for wrong in failures:
+        if not isinstance(wrong, threading.BrokenBarrierError):
+            raise wrong
+    return [future.result() for future in sent]
 
 
 def _stall(server: ServerClient, probe: Probe) -> Iterator[Row]:
@@ -341,7 +345,8 @@ _PROBES: dict[str, Callable[[ServerClient, Probe], Iterator[Row]]] = {
 def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
     """Sends a load to a server, with a fixed number of requests in flight. Returns the run as JSON: for each request
     its numbers of tokens and its times in s since the first request was sent; and mean times of stages, if the server
-    reports them. Sends no request after `end_s`, in s of the monotonic clock. Raises ServerError if a request fails.
+    reports them. Sends no request after `end_s`, in s of the monotonic clock; if none was sent, the run has no request
+    and no stage. Raises ServerError if a request fails.
     """
     before = totals(server.metrics())
     lengths, lock = list(load.lengths), threading.Lock()
@@ -364,7 +369,7 @@ def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
         finally:
             lengths.clear()  # the others send no more, also where this is interrupted
     stages = {}
-    if before:
+    if before and done:
         time.sleep(_SETTLE_S)
         stages = mean_stages_ms(before, totals(server.metrics()), len(done))
     return {"name": load.name, "concurrency": load.concurrency, "stages": stages, "requests": _requests(done)}
@@ -372,7 +377,7 @@ def play(server: ServerClient, load: Load, end_s: float) -> dict[str, Any]:
 
 def _requests(done: Sequence[Completion]) -> list[dict[str, Any]]:
     ordered = sorted(done, key=lambda one: one.sent_ns)
-    start_ns = ordered[0].sent_ns
+    start_ns = ordered[0].sent_ns if ordered else 0
     return [
         {
             "prompt_tokens": one.prompt_tokens,
