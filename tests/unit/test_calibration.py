@@ -331,6 +331,27 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
         rows.of_ranks(Ranks(2), Ranks())
 
 
+def test_no_row_is_left_out_in_silence(tmp_path):
+    """One rank measures copies and transfers. Rows of them that claim two are left out, whatever sizes are asked for."""
+    forwards = [{**row, "tp": tp} for tp in (1, 2) for row in decode_rows(affine_decode_us)]
+    gather = [{"kind": "gather", "payload_bytes": 1e6, "time_us": 9.0, "tp": tp} for tp in (1, 2)]
+    sent = {"kind": "transfer", "payload_bytes": 4e6, "num_descriptors": 72, "time_us": 90.0}
+    transfers = [{**sent, "transport": "push", "tp": 1}, {**sent, "transport": "nixl", "tp": 2}]
+    store = {"kind": "storage", "what": "read", "payload_bytes": 1e6, "num_descriptors": 1, "time_us": 9.0, "tp": 2}
+    host = [
+        {"kind": "host", "what": what, "time_us": 9.0, "tp": tp}
+        for what, tp in (("admit", 4), ("message", 2), ("route", 1), ("route", 2))
+    ]
+    rows = measured(tmp_path, prefill_rows(affine_prefill_us), forwards, gather, transfers, [store], host)
+    assert rows.of_ranks(Ranks(), Ranks(2)).notes == (
+        "host (message) is left out: no rows with tp 1",
+        "host (admit) is left out: no rows with tp 2",
+        "storage (read) is left out: no rows with tp 1",
+        "transfer (nixl) is left out: no rows with tp 1",
+        "gather: rows with tp 2 are left out, those with tp 1 are used",
+    )
+
+
 @pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_host_work_of_a_pair_has_the_ranks_of_the_role_that_does_it(tmp_path, prefill_tp, decode_tp):
     """Stages of prefill have its ranks, those of decode its; what nobody measured with two ranks is of one."""

@@ -200,8 +200,8 @@ class Measurements:
     def of_ranks(self, prefill: Ranks, decode: Ranks) -> "Measurements":
         """Returns only the measurements with the given parallel sizes. Of kinds that do not depend on ranks, the rows
         of one rank are kept. For a kind in OF_PAIRS without rows of these sizes, the rows of one rank are kept instead.
-        Notes name the kinds without any such row. prefill, decode: the wanted parallel sizes of prefill and of decode
-        instances.
+        Notes name the kinds without any such row, and other rows that no choice of sizes would keep. prefill, decode:
+        the wanted parallel sizes of prefill and of decode instances.
 
         Raises ConfigError if there are rows of prefill or decode forwards, but none with the wanted sizes.
         """
@@ -220,13 +220,36 @@ class Measurements:
             return wanted if is_there else ONE_RANK
 
         chosen = tuple(rows for rows in self.rows if rows.ranks == ranks_of(rows))
-        lost = sorted({rows.kind for rows in self.rows} - {rows.kind for rows in chosen})
-        notes = tuple(f"{kind} is left out: no rows with {asked[KINDS[kind].role]}" for kind in lost)
+        notes = (*_lost(self.rows, chosen, asked), *_of_more_ranks(self.rows, chosen))
         return replace(self, rows=chosen, notes=notes)
 
     @property
     def devices(self) -> str:
         return ", ".join(dict.fromkeys(file["device"] for file in self.provenance))
+
+
+def _lost(there: Sequence[Rows], chosen: Sequence[Rows], asked: Mapping[str, Ranks]) -> Iterator[str]:
+    """A note for each kind of rows, or some of its names, of which no row was chosen. there: all rows. asked: the wanted
+    parallel sizes, by role.
+    """
+    kept = {(rows.kind, rows.name) for rows in chosen}
+    lost: dict[tuple[str, Ranks], set[str]] = {}
+    for rows in there:
+        if (rows.kind, rows.name) not in kept:
+            lost.setdefault((rows.kind, asked[rows.role]), set()).add(rows.name)
+    for (kind, ranks), names in sorted(lost.items()):
+        named = f" ({', '.join(sorted(names))})" if KINDS[kind].divided_by else ""
+        yield f"{kind}{named} is left out: no rows with {ranks}"
+
+
+def _of_more_ranks(there: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
+    """A note for each kind of rows that one rank measures, if rows of several ranks are left out and others are kept."""
+    kept = {(rows.kind, rows.name) for rows in chosen}
+    for rows in there:
+        is_of_one = not KINDS[rows.kind].role and rows.kind not in OF_PAIRS
+        if is_of_one and (rows.kind, rows.name) in kept and rows.ranks != ONE_RANK:
+            of_name = f" ({rows.name})" if rows.name else ""
+            yield f"{rows.kind}{of_name}: rows with {rows.ranks} are left out, those with {ONE_RANK} are used"
 
 
 def read_rows(paths: Sequence[Path]) -> Measurements:
