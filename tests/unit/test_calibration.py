@@ -332,7 +332,7 @@ def test_rows_of_so_many_ranks_are_chosen(tmp_path):
 
 
 def test_no_row_is_left_out_in_silence(tmp_path):
-    """One rank measures copies and transfers. Rows of them that claim two are left out, whatever sizes are asked for."""
+    """One rank measures copies and transfers. Rows of two ranks are left out, whatever is asked for."""
     forwards = [{**row, "tp": tp} for tp in (1, 2) for row in decode_rows(affine_decode_us)]
     gather = [{"kind": "gather", "payload_bytes": 1e6, "time_us": 9.0, "tp": tp} for tp in (1, 2)]
     sent = {"kind": "transfer", "payload_bytes": 4e6, "num_descriptors": 72, "time_us": 90.0}

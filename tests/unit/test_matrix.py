@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pdsim.calibration.validate.case import fit_arm, load_case
 from pdsim.calibration.validate.comparison import METRICS, Side, Validation, compare_counts, compare_sides, rank
 from pdsim.calibration.validate.suite import Tolerances, load_suite
+from pdsim.metrics.explanation.explain import mean_stage_ms
 from pdsim.scenario.building.cluster import build
 from pdsim.scenario.loading import load_scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -51,6 +53,28 @@ def test_pairs_that_are_almost_equal_have_no_winner():
     assert rank({"a": 1.0}, {"a": 2.0}).share is None
 
 
+# A fit to one arm.
+
+
+def test_a_fit_counts_its_simulations(tmp_path):
+    """Where a step of the fit does not help, no derivatives are computed: overheads are whole ms, so some do not."""
+    (tmp_path / "scenario.yaml").write_text(SCENARIO)
+    arms = "arms: {slow: {runs: [{mean_ttft_ms: 40.0, mean_tpot_ms: 20.0}]}}"
+    (tmp_path / "measured.yaml").write_text(f"scenario: scenario.yaml\nsource: test\nseeds: [1, 2]\n{arms}\n")
+    case, simulated = load_case(tmp_path), []
+
+    def summary(scenario):
+        simulated.append(scenario)
+        return simulate(scenario).summary()
+
+    def settings(values):
+        return (f"cost={{use: roofline, step_overhead: {round(values['overhead_ms'])} ms}}",)
+
+    fit = fit_arm(case, case.arms[0], {"overhead_ms": 9.0}, settings, summary)
+    assert fit.num_simulations == len(simulated)
+    assert fit.values["overhead_ms"] > 5
+
+
 # Two sides.
 
 
@@ -64,6 +88,17 @@ def test_a_run_beside_itself_has_no_error(scenario):
     assert all(spread.is_met and spread.median == 0 for spread in validation.spreads())
     assert [spread.metric for spread in validation.spreads()] == list(METRICS)
     json.dumps(validation.to_json(), allow_nan=False)
+
+
+def test_stages_leave_out_warm_up_requests_as_metrics_do_and_counts_do_not(scenario, capsys):
+    one = side(scenario, "client.warm_up_requests=8")
+    found = compare_sides("same", EXACT, one, one)
+    assert (found.num_requests, found.counts.num_requests) == (16, 24)
+    of_judged = mean_stage_ms(one.records.without_first(8))
+    assert {stage: error.measured for stage, error in found.stages_ms.items()} == of_judged
+    assert of_judged != mean_stage_ms(one.records)
+    print_validation(Validation("m", EXACT, (found,)))
+    assert "they include warm-up requests" in " ".join(capsys.readouterr().out.split())
 
 
 def test_one_token_has_no_time_per_token(scenario):

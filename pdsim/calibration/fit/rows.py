@@ -229,8 +229,8 @@ class Measurements:
 
 
 def _lost(there: Sequence[Rows], chosen: Sequence[Rows], asked: Mapping[str, Ranks]) -> Iterator[str]:
-    """A note for each kind of rows, or some of its names, of which no row was chosen. there: all rows. asked: the wanted
-    parallel sizes, by role.
+    """A note for each kind of rows, or some of its names, of which no row was chosen. there: all rows. asked: the
+    wanted parallel sizes, by role.
     """
     kept = {(rows.kind, rows.name) for rows in chosen}
     lost: dict[tuple[str, Ranks], set[str]] = {}
@@ -243,7 +243,9 @@ def _lost(there: Sequence[Rows], chosen: Sequence[Rows], asked: Mapping[str, Ran
 
 
 def _of_more_ranks(there: Sequence[Rows], chosen: Sequence[Rows]) -> Iterator[str]:
-    """A note for each kind of rows that one rank measures, if rows of several ranks are left out and others are kept."""
+    """A note for each kind of rows that one rank measures, if some of its rows are left out because they have several
+    ranks. there: all rows.
+    """
     kept = {(rows.kind, rows.name) for rows in chosen}
     for rows in there:
         is_of_one = not KINDS[rows.kind].role and rows.kind not in OF_PAIRS

@@ -283,7 +283,7 @@ class Fit:
     divided by the error that the study accepts, or by DEFAULT_WITHIN if the study names none.
     """
     num_simulations: int
-    """Number of simulations of the fit: an upper estimate, as if each step of the fit computed all derivatives."""
+    """Number of simulations of the fit."""
     metrics: tuple[str, ...]
     """Names of the metrics that were fitted."""
 
@@ -305,19 +305,20 @@ def fit_arm(
     from scipy.optimize import least_squares  # noqa: PLC0415  an extra
 
     measured = {name: value for name, value in arm.measured.items() if name not in skip}
+    num_simulations = 0
 
     def values(logs: Any) -> dict[str, float]:
         return {name: exp(x) for name, x in zip(start, logs, strict=True)}
 
     def residuals(logs: Any) -> list[float]:
+        nonlocal num_simulations
+        num_simulations += len(case.seeds)
         simulated = simulated_metrics(case, arm, simulate, settings(values(logs)))
         return [(simulated[n] / v - 1) / arm.within.get(n, DEFAULT_WITHIN) for n, v in measured.items()]
 
     # A run is a step function of its parameters: differences are taken over steps wide enough to see a slope.
     found = least_squares(residuals, [log(x) for x in start.values()], diff_step=0.06, xtol=1e-3, max_nfev=20)
-    return Fit(
-        values(found.x), float(found.cost), int(found.nfev) * (len(start) + 1) * len(case.seeds), tuple(measured)
-    )
+    return Fit(values(found.x), float(found.cost), num_simulations, tuple(measured))
 
 
 def fitted_profile(

@@ -14,7 +14,7 @@ from pdsim.calibration.validate.suite import Tolerances
 from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.explain import mean_stage_ms
 from pdsim.metrics.explanation.failures import failure_text
-from pdsim.metrics.records import RunRecords
+from pdsim.metrics.records import RunRecords, judged_records
 
 
 class Count(NamedTuple):
@@ -162,8 +162,8 @@ class Comparison:
     one run alone lacks the value, the run counts with 0.
     """
     stages_ms: dict[str, MetricError]
-    """Errors of the mean time in ms of each stage of the real run, by stage. Means are over all finished requests, with
-    warm-up requests.
+    """Errors of the mean time in ms of each stage of the real run, by stage. Means are over the finished requests,
+    without warm-up requests.
     """
     counts: Counts
     """Totals of bytes, descriptors and cached tokens in both runs, and ids of the requests that differ."""
@@ -259,7 +259,7 @@ def compare_sides(name: str, tolerances: Tolerances, measured: Side, simulated: 
         for metric, (ours, theirs) in values.items()
         if (ours, theirs) != (None, None)
     }
-    stages_ms = _stages(measured.records, simulated.records)
+    stages_ms = _stages(measured, simulated)
     counts = compare_counts(measured.records, simulated.records)
     failures = failure_text(simulated.summary)
     return Comparison(name, measured.summary["completed"], errors, stages_ms, counts, failures)
@@ -272,6 +272,6 @@ def tolerance_of(tolerances: Tolerances, metric: str) -> float | None:
     return tolerances.mean if metric.startswith(("mean", "request")) else None
 
 
-def _stages(measured: RunRecords, simulated: RunRecords) -> dict[str, MetricError]:
-    ours, theirs = (mean_stage_ms(records) for records in (measured, simulated))
+def _stages(measured: Side, simulated: Side) -> dict[str, MetricError]:
+    ours, theirs = (mean_stage_ms(judged_records(side.records, side.summary)) for side in (measured, simulated))
     return {stage: MetricError(mean_ms, theirs.get(stage, 0.0), None) for stage, mean_ms in ours.items()}

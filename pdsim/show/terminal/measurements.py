@@ -165,7 +165,8 @@ def _variant_stages(validation: Validation) -> Table:
 
 def _counts(validation: Validation) -> Table:
     columns = ("bytes", "descriptors", "prefill hits", "decode hits", "")
-    table = new_table("counts that do not depend on time must be equal", "variant", *columns)
+    title = "counts that do not depend on time must be equal; they include warm-up requests"
+    table = new_table(title, "variant", *columns)
     for one in validation.comparisons:
         counts = one.counts
         totals = (counts.transfer_bytes, counts.descriptors, counts.prefill_cached_tokens, counts.decode_cached_tokens)
