@@ -75,15 +75,22 @@ _EARLY_NS = 2_000_000
 
 
 class PunctualTimeline:
-    """A timeline that calls back at the right time. late_ns: for each callback, the time in ns from the moment at which
-    it was due until it returned.
+    """A timeline that calls back at the right time. late_ns: for each callback that sends requests, the time in ns from
+    the moment at which it was due until it had the first request ready to send.
 
     The event loop's timer is set _EARLY_NS early. The callback then waits in the event loop until it is due.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        self._due_ns: int | None = None
         self.late_ns: list[int] = []
+
+    def sends(self) -> None:
+        """Says that a request is ready, and is sent now. Counts for the callback that runs, if any."""
+        if self._due_ns is not None:
+            self.late_ns.append(self.now_ns - self._due_ns)
+            self._due_ns = None
 
     @property
     def now_ns(self) -> int:
@@ -96,8 +103,9 @@ class PunctualTimeline:
             if self.now_ns < due_ns:
                 self._timeline.loop.call_soon(awake, argument)
                 return
+            self._due_ns = due_ns
             callback(argument)
-            self.late_ns.append(self.now_ns - due_ns)
+            self._due_ns = None
 
         return self._timeline.after(delay_ns - _EARLY_NS, awake)
 
@@ -138,7 +146,7 @@ class Clients:
         """Sends requests until all have ended, the run is stopped, or the cluster cannot continue."""
         self._launcher = launcher
         streams = Streams(self._scenario.seed)
-        timeline = PunctualTimeline(launcher.timeline)
+        self._timeline = timeline = PunctualTimeline(launcher.timeline)
         self.late_ns = timeline.late_ns
         self._driver = ClientDriver(timeline, self._scenario.client, self._requests, streams=streams, send=self._send)
         self._driver.start()
@@ -171,7 +179,9 @@ class Clients:
             reference=tuple(self._reference.get(spec.request_id, ())),
         )
         priority = self._scenario.priorities.get(spec.request_class, 0)
-        self._launcher.submit(self._tokens.ids(spec.prompt), sampling, request_id=spec.request_id, priority=priority)
+        prompt = self._tokens.ids(spec.prompt)
+        self._timeline.sends()
+        self._launcher.submit(prompt, sampling, request_id=spec.request_id, priority=priority)
         for fault in self._scenario.faults:
             if isinstance(fault, ClientAborts):
                 gives_up, share = self._draws.random() < fault.abort_fraction, self._draws.random()

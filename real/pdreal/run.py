@@ -39,8 +39,8 @@ class RealRun:
     interrupted: bool = False
     """True: a stop signal (SIGINT or SIGTERM) interrupted the run."""
     late_ns: list[int] = field(default_factory=list)
-    """By how much clients were late, in ns, for each call that they schedule (Clients.late_ns): sending a request of an
-    open loop or a turn after a pause, or beginning sessions of a closed loop."""
+    """By how much clients sent their requests late, in ns. Only requests with a scheduled time count: those of an open
+    loop, those after a session's pause, and the first of the sessions that a closed loop begins at one time."""
     drafted: Drafted = NO_DRAFTS
     """Counts of accepted drafts (fields of Drafted), summed over all requests that finished."""
     hosts: dict[str, Any] = field(default_factory=dict)

@@ -245,6 +245,7 @@ def after(e, *made):
         (Sampling(9), [1, 42], [1, 42]),
         (Sampling(9, ignore_eos=True), [1, 42], None),
         (Sampling(9, stop_token_ids=(2,)), [1, 2], [1, 2]),
+        (Sampling(9, stop_token_ids=(2,), ignore_eos=True), [1, 2], [1, 2]),
         (Sampling(9), [1, 2], None),
     ],
 )
@@ -254,6 +255,20 @@ def test_what_ends_a_sequence(sampling, made, output):
     outcome = after(e, *made[1:])
     assert outcome.new_tokens == [NewToken(0, made[-1])]
     assert outcome.result.ended == (() if output is None else ((0, TokenIds(output)),))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_fixed"),
+    [
+        (Sampling(9), False),
+        (Sampling(9, ignore_eos=True), True),
+        (Sampling(9, ignore_eos=True, stop_after_tokens=9), True),
+        (Sampling(9, ignore_eos=True, stop_after_tokens=2), False),
+        (Sampling(9, ignore_eos=True, stop_token_ids=(2,)), False),
+    ],
+)
+def test_a_length_is_fixed_if_no_token_can_end_the_output(sampling, is_fixed):
+    assert sampling.has_fixed_length == is_fixed
 
 
 def test_a_sequence_can_end_with_its_first_token():

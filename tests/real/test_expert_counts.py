@@ -5,12 +5,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 from pdreal.cli import app
-from pdreal.control.expert_counts import CountedStep, count, read_counts, skews
+from pdreal.control.expert_counts import TABLE, CountedStep, count, read_counts, skews, write_counts
 from pdreal.control.tasks import DecodeBatch, whole_tables
 from pdreal.rank.graphs import DecodeGraphs
+from pyarrow import parquet
 
 from pdsim.scenario.yaml_file import ConfigError
 from tests.real.models import DEEPSEEK, GPU_OR_CPU, load, runner, tokens, whole
@@ -23,7 +25,7 @@ def test_each_token_counts_once_for_each_of_its_experts():
 
 def test_skew_is_what_the_busiest_rank_has_beyond_the_mean():
     first, second = ([[4, 0, 0, 0]], [[0, 0, 1, 3]])
-    steps = [CountedStep("d", "decode", i, np.array(c, np.uint16)) for i, c in enumerate((first, second))]
+    steps = [CountedStep("d", "decode", i, np.array(c, np.uint32)) for i, c in enumerate((first, second))]
     (skew,) = skews(steps, 2)
     assert (skew.step_skew, skew.lasting_skew, skew.shares) == (1.0, 0.0, (1.0, 1.0))
     assert next(skews(steps, 4)).lasting_skew == 1.0
@@ -34,7 +36,7 @@ def test_skew_is_what_the_busiest_rank_has_beyond_the_mean():
 @given(st.lists(st.lists(st.integers(0, 9), min_size=8, max_size=8).filter(any), min_size=1, max_size=5))
 def test_steps_weigh_as_many_tokens_as_they_have(counts):
     """The busiest rank of each step, all steps together, over the mean."""
-    steps = [CountedStep("d", "decode", i, np.array([own], np.uint16)) for i, own in enumerate(counts)]
+    steps = [CountedStep("d", "decode", i, np.array([own], np.uint32)) for i, own in enumerate(counts)]
     (skew,) = skews(steps, 4)
     loads = [[own[i] + own[i + 1] for i in range(0, 8, 2)] for own in counts]
     assert skew.step_skew == pytest.approx(4 * sum(map(max, loads)) / sum(map(sum, loads)) - 1)
@@ -43,10 +45,27 @@ def test_steps_weigh_as_many_tokens_as_they_have(counts):
 
 
 def test_a_step_survives_its_line():
-    step = CountedStep("d-0", "decode", 7, np.arange(12, dtype=np.uint16).reshape(3, 4))
+    step = CountedStep("d-0", "decode", 7, np.arange(12, dtype=np.uint32).reshape(3, 4))
     again = CountedStep.from_line(step.to_line())
     assert again[:3] == step[:3]
     assert np.array_equal(again.counts, step.counts)
+
+
+def test_more_choices_than_16_bits_hold_are_counted_and_kept(tmp_path):
+    counts = count(np.zeros((1, 65_537, 1), np.int32), 2)
+    assert counts.tolist() == [[65_537, 0]]
+    step = CountedStep("p-0", "prefill", 7, counts)
+    write_counts(tmp_path, [step])
+    (kept,) = read_counts(tmp_path)
+    assert CountedStep.from_line(step.to_line()).counts.tolist() == kept.counts.tolist() == [[65_537, 0]]
+
+
+def test_older_tables_of_16_bits_are_read(tmp_path):
+    row = {"instance_id": "d-0", "kind": "decode", "end_ns": 7, "num_layers": 2}
+    raw = np.arange(4, dtype="<u2").tobytes()
+    parquet.write_table(pa.table({name: [value] for name, value in (row | {"counts": raw}).items()}), tmp_path / TABLE)
+    (step,) = read_counts(tmp_path)
+    assert step.counts.tolist() == [[0, 1], [2, 3]]
 
 
 def test_padded_rows_of_a_graph_do_not_count():

@@ -5,6 +5,7 @@ import pytest
 pytest.importorskip("zmq", reason="needs pyzmq: pip install 'pdsim[real]'")
 pytest.importorskip("torch", reason="needs torch: pip install 'pdsim[real]'")
 
+from pdreal.clients import PunctualTimeline
 from pdreal.control.logbook import read_journal, read_records
 
 from pdsim.core.journal.replay import replay
@@ -31,6 +32,37 @@ def trace(tmp_path):
     rows = [f"{at},20,{output}\n" for at, output in zip(due_s, outputs, strict=True)]
     path.write_text("".join(["arrival_s,in_tokens,out_tokens\n", *rows]))
     return {"use": "request_table", "path": str(path)}, [round(at * 1e9) for at in due_s]
+
+
+class HandClock:
+    """A clock that the test sets."""
+
+    now_ns = 0
+
+    def after(self, delay_ns, callback):
+        self.callback = callback
+
+
+def test_lateness_ends_when_the_request_is_ready_to_send():
+    """Routing is the front end's time. Of requests that one call sends, the first counts; calls without any do not."""
+    clock = HandClock()
+    timeline = PunctualTimeline(clock)
+
+    def send_two(_):
+        for _ in range(2):
+            clock.now_ns += 3  # its tokens are made
+            timeline.sends()
+            clock.now_ns += 500  # it is routed
+
+    timeline.after(10, send_two)
+    clock.now_ns = 11
+    clock.callback(None)
+    assert timeline.late_ns == [1 + 3]
+    timeline.after(10, lambda _: None)
+    clock.now_ns += 10
+    clock.callback(None)
+    timeline.sends()
+    assert timeline.late_ns == [1 + 3]
 
 
 def test_requests_and_faults_come_when_the_scenario_says(trace, tmp_path):

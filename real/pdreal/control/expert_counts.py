@@ -18,9 +18,11 @@ from pdsim.scenario.yaml_file import ConfigError
 
 TABLE = "experts.parquet"
 """File of the run folder with one row per step. A row has the numbers of tokens of all experts as bytes: little-endian
-uint16, [layers, experts]. Layers without experts are left out.
+uint32, [layers, experts]. Layers without experts are left out. Older files have uint16, and no column bytes_per_count.
 """
-ExpertCounts = NDArray[np.uint16]
+ExpertCounts = NDArray[np.uint32]
+_WIRE = np.dtype("<u4")
+_OLD_BYTES_PER_COUNT = 2
 
 
 def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
@@ -30,7 +32,7 @@ def count(choices: NDArray[np.integer], num_experts: int) -> ExpertCounts:
     num_layers = len(choices)
     numbered = choices + num_experts * np.arange(num_layers)[:, None, None]
     counts = np.bincount(numbered.reshape(-1), minlength=num_layers * num_experts)
-    return counts.reshape(num_layers, num_experts).astype(np.uint16)
+    return counts.reshape(num_layers, num_experts).astype(np.uint32)
 
 
 class CountedStep(NamedTuple):
@@ -46,7 +48,7 @@ class CountedStep(NamedTuple):
     """Number of tokens of each expert, [layers, experts]."""
 
     def to_line(self) -> str:
-        packed = base64.b64encode(zlib.compress(self.counts.astype("<u2").tobytes(), 1)).decode()
+        packed = base64.b64encode(zlib.compress(self.counts.astype(_WIRE).tobytes(), 1)).decode()
         return json.dumps([self.instance_id, self.kind, self.end_ns, len(self.counts), packed]) + "\n"
 
     @classmethod
@@ -55,8 +57,8 @@ class CountedStep(NamedTuple):
         return cls(instance_id, kind, end_ns, _counts(zlib.decompress(base64.b64decode(packed)), num_layers))
 
 
-def _counts(raw: bytes, num_layers: int) -> ExpertCounts:
-    return np.frombuffer(raw, "<u2").reshape(num_layers, -1)
+def _counts(raw: bytes, num_layers: int, bytes_per_count: int = _WIRE.itemsize) -> ExpertCounts:
+    return np.frombuffer(raw, f"<u{bytes_per_count}").reshape(num_layers, -1).astype(np.uint32)
 
 
 def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
@@ -68,7 +70,8 @@ def write_counts(folder: Path, steps: Sequence[CountedStep]) -> None:
         "kind": [step.kind for step in steps],
         "end_ns": [step.end_ns for step in steps],
         "num_layers": [len(step.counts) for step in steps],
-        "counts": [step.counts.astype("<u2").tobytes() for step in steps],
+        "bytes_per_count": [_WIRE.itemsize] * len(steps),
+        "counts": [step.counts.astype(_WIRE).tobytes() for step in steps],
     }
     parquet.write_table(pa.table(columns), folder / TABLE, compression="zstd")
 
@@ -84,7 +87,15 @@ def read_counts(folder: Path) -> list[CountedStep]:
         made = f"pdreal run --record-experts --out {folder} makes it"
         raise ConfigError(f"{path} does not exist: {made}, if the model has experts")
     rows = parquet.read_table(path).to_pylist()
-    return [CountedStep(r["instance_id"], r["kind"], r["end_ns"], _counts(r["counts"], r["num_layers"])) for r in rows]
+    return [
+        CountedStep(
+            row["instance_id"],
+            row["kind"],
+            row["end_ns"],
+            _counts(row["counts"], row["num_layers"], row.get("bytes_per_count", _OLD_BYTES_PER_COUNT)),
+        )
+        for row in rows
+    ]
 
 
 class Skew(NamedTuple):

@@ -66,7 +66,7 @@ class Sampling(NamedTuple):
     @property
     def has_fixed_length(self) -> bool:
         """True if no token can end the output early, so its length is known."""
-        return self.ignore_eos and self.stop_after_tokens in {None, self.max_tokens}
+        return self.ignore_eos and not self.stop_token_ids and self.stop_after_tokens in {None, self.max_tokens}
 
     @property
     def is_plain(self) -> bool:
