@@ -138,7 +138,7 @@ class BurstGptTrace(RowTrace):
 @dataclass(frozen=True, kw_only=True)
 class RequestTable(RowTrace):
     """Rows with the numbers of prompt and output tokens, such as arrival_s, in_tokens, out_tokens. Other tools' names
-    for these columns are also read. The file is CSV, JSON lines, or JSON.
+    for these columns are also read. The file is CSV, JSON lines, JSON, or Parquet.
 
     Shared prefixes are given by prefix_id and prefix_tokens, by hash_ids, or by token ids. The column `class` gives the
     class of a request. Other columns are ignored.

@@ -168,7 +168,10 @@ def _fail_for(problems: Sequence[str], who: str = "") -> None:
 
 @app.command
 def host() -> None:
-    """Run instances on this host for a launcher on another host. `pdreal run --hosts` starts this command."""
+    """Run instances on this host for a launcher on another host.
+
+    `pdreal run`, `serve`, `measure` and `campaign` start this command if they are given --hosts.
+    """
     from pdreal.hosts.remote_host import read_ticket, serve_host
 
     ticket = read_ticket()

@@ -183,8 +183,9 @@ modelled time multiplied by it.
 
 
 class HostSettings(Section):
-    """CPU time of the instances' scheduler loops. Fields without `decode` in their name belong to prefill; `launch`
-    belongs also to decode and aggregated instances that compute prompts, and `loading` to all.
+    """CPU time of the instances' scheduler loops. Times without `decode` in their name belong to prefill; `launch`
+    belongs also to decode and aggregated instances that compute prompts, and `loading` to all instances. `slowdown` is
+    a factor on the host work of all instances.
     """
 
     start: Duration = 0

@@ -59,7 +59,7 @@ class KvTransfers:
         self._target_slots: dict[int, int] = {}
         """Slots on decode for the linear-attention states of requests whose KV is under way."""
         self._sent_pages: dict[int, list[int]] = {}
-        """Number of pages of each prompt with sliding windows whose transfer has begun."""
+        """Pages on prefill whose transfer has begun, in order, by request id. Only for models with sliding windows."""
         self._first_tokens: dict[int, NewToken] = {}
         """First tokens of prompts that are computed but not yet sent."""
 
