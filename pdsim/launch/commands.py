@@ -14,6 +14,7 @@ from pdsim.scenario.building.cluster import requests_of
 from pdsim.scenario.building.sizing import resolve, roles
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.component import component_name, settings_of
+from pdsim.scenario.sections.faults import HealthSettings
 from pdsim.scenario.sections.fields import Section
 from pdsim.scenario.sections.servers import ServerSettings, Split
 from pdsim.scenario.yaml_file import ConfigError
@@ -236,6 +237,14 @@ def _only_resolved(role: str, name: str) -> Check:
     return refusal
 
 
+def _only_with_faults(value: Any, scenario: Scenario) -> str | None:
+    """The rule of other engines for `health`, which only SGLang has. The rule accepts the default values beside
+    faults, which pdsim fills in by itself, and which the scenario of a run folder has.
+    """
+    is_resolved = value is None or (scenario.faults and value == HealthSettings())
+    return None if is_resolved else "only SGLang has these settings; leave them out"
+
+
 RULES: dict[str, Rule] = {
     "engine_version": Aside("a server follows the rules of the release that is installed"),
     "ignore_eos": Aside("the load sends ignore_eos, so that outputs are as long as the scenario says"),
@@ -254,6 +263,7 @@ RULES: dict[str, Rule] = {
     "workload.images": "only --engine sglang and vllm launch loads with images; leave them out",
     "workload.audio_clips": "the benchmarks that are launched send no audio clips; leave them out",
     "faults": Aside("simulated failures have no flags"),
+    "health": _only_with_faults,
     "prefill.optimistic_attempts": _only_resolved("prefill", "optimistic_attempts"),
     "decode.extra_slots": _only_resolved("decode", "extra_slots"),
 }

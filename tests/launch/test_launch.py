@@ -12,6 +12,7 @@ from pdsim.cli import main
 from pdsim.launch import ENGINES, sglang
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.schema import Scenario
+from pdsim.scenario.sections.faults import HealthSettings
 from pdsim.scenario.sections.servers import AggregatedSettings
 from pdsim.scenario.yaml_file import ConfigError, parse_yaml
 from pdsim.system.catalog import load_transport
@@ -277,6 +278,18 @@ def test_a_trace_is_replayed_at_its_times(engine, client, pace, tmp_path):
     made = ENGINES[engine](made_of, ["a.yaml", "--set", "seed=1"], "m")
     assert made.commands["trace"] == "pdsim export a.yaml --set seed=1 --to mooncake --out load.jsonl"
     assert pace in made.commands["load"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "dynamo-vllm", "dynamo"])
+def test_the_health_checks_that_faults_bring_are_not_refused(engine):
+    """The scenario of a run folder has them, though its author wrote faults alone."""
+    without = [(section, None) for section in WITHOUT[engine]]
+    given = resolve(scenario(*without, ("faults", "[{kill: decode-0, at: 5 s}]")))
+    assert given.health == HealthSettings()
+    assert "faults: simulated failures have no flags" in text(engine, given)[1]
+    for other in (given.model_copy(update={"faults": ()}), resolve(scenario(*without, ("health.max_retries", "7")))):
+        with pytest.raises(ConfigError, match="health: given: only SGLang has these settings; leave them out"):
+            ENGINES[engine](other, ["s.yaml"], "m")
 
 
 def test_a_load_that_bench_serving_has_not_is_left_to_aiperf(tmp_path):
