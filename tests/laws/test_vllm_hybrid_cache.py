@@ -10,7 +10,7 @@ from pdsim.core.engine_rules import VLLM_0_33
 from pdsim.core.invariants import check
 from pdsim.core.memory.block_cache import BlockCache
 from pdsim.core.memory.radix_cache import PagePool
-from pdsim.core.memory.vllm_hybrid_cache import VllmHybridCache
+from pdsim.core.memory.vllm_hybrid_cache import HybridBlocksLease, VllmHybridCache
 from pdsim.core.sequence import Spans, TokenIds
 from pdsim.core.vllm.vllm_decode_instance import VllmDecodeInstance
 from pdsim.core.vllm.vllm_forward_builder import TokenBudget
@@ -109,6 +109,13 @@ def test_pages_have_one_owner_and_all_requests_end_in_tight_pools(drawn, num_pag
     assert not any(left.values())
     server.cache.flush()
     assert server.cache.pool.num_free == num_pages
+
+
+def test_a_chunk_that_begins_and_ends_in_one_block_has_no_token():
+    """Not less: the boundary before its end lies before its beginning."""
+    cache = VllmHybridCache(pool := PagePool(9), 16, BlockCache(pool, 16, LeastRecentlyUsed()), 3, computes=True)
+    lease = HybridBlocksLease(None, [])
+    assert [cache.chunk_tokens(lease, 20, n, prefill_end=100, limit=64) for n in (4, 11, 12, 40)] == [0, 0, 12, 12]
 
 
 def test_a_prompt_waits_for_a_state_that_its_step_computes():

@@ -168,8 +168,8 @@ class VllmHybridCache(KvCache):
 
     def chunk_tokens(self, lease: Lease, start: int, num_tokens: int, prefill_end: int, limit: int) -> int:
         """Number of tokens of the chunk that begins at token `start`, at most num_tokens. The chunk ends at a block
-        boundary unless it reaches prefill_end, the number of the request's tokens that are computed as a prompt. 0 or
-        less: the step has too few tokens left to reach a block boundary. limit: maximum tokens that any step computes
+        boundary unless it reaches prefill_end, the number of the request's tokens that are computed as a prompt. 0: the
+        step has too few tokens left to reach a block boundary. limit: maximum tokens that any step computes
         of one prompt; chunks may end inside a block that is longer. The chunk also ends where a cached prefix without a
         state ends and, unless the forward exports a state (`_exports`), at the prompt's last block boundary and at the
         end of a block in which the chunk begins.
@@ -189,7 +189,7 @@ class VllmHybridCache(KvCache):
             stops.append((start // size + 1) * size)
         if start < lease.parting_tokens < end:
             stops.append(start + (lease.parting_tokens - start) // size * size)
-        return min([stop for stop in stops if start < stop < end], default=end) - start
+        return max(0, min([stop for stop in stops if start < stop < end], default=end) - start)
 
     def num_state_pages(self, start: int, end: int, prefill_end: int) -> int:
         """Number of pages for states that a chunk of the tokens [start, end) needs. prefill_end: number of the
