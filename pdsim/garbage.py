@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector where it would find nothing to collect."""
+"""Pauses Python's garbage collector where it would find nothing to collect, or lets it run rarely."""
 
 import atexit
 import gc

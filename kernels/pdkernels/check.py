@@ -1,6 +1,7 @@
-"""Runs every kernel once, on an irregular shape, and compares it with its reference: python -m pdkernels.check.
+"""Runs kernels on a few irregular shapes, and compares them with their references: python -m pdkernels.check. The
+kernels are gather, scatter, push, gather and scatter with fp8 on the wire, append, and decode attention.
 
-The shapes are small enough for compute-sanitizer. The tests cover many more shapes.
+The shapes are small enough for compute-sanitizer. The tests cover many more shapes, and the other kernels.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ _HEADS = range(1, 5)
 
 
 def _pool(heads: int = 6, page_size: int = 8, order: str = "NHD", head_dim: int = 80) -> Pool:
-    """Returns a pool of three layers with 64 slots."""
+    """Returns a pool of three layers with 64 slots and random KV in bf16."""
     shape = (64, heads, head_dim) if order == "NHD" else (64 // page_size, heads, page_size, head_dim)
     planes = [torch.randn(shape, device=_DEVICE).to(torch.bfloat16) for _ in range(6)]
     return Pool(planes[:3], planes[3:], page_size if order == "NHD" else None)

@@ -1,8 +1,8 @@
-"""Messages, commands and steps that go into or out of an instance. They are immutable and consist of ids and numbers,
-so that they can cross processes.
+"""Messages, commands and steps of state machines: instances, router, senders, receivers and others. They are immutable
+and consist of ids, numbers, texts and token sequences, so that they can cross processes.
 
-Messages go to an instance. Commands come from an instance, and its driver carries them out. A step is work that an
-instance asks its executor to run.
+Messages go to a state machine. Commands come from a state machine, and its driver carries them out. A step is work that
+an instance asks its executor to run.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class CachedTokens(NamedTuple):
-    """Numbers of a prompt's first tokens that an instance has cached, by its KV events."""
+    """Numbers of a prompt's tokens that an instance has cached, as the instance's KV events tell the router."""
 
     instance_id: str
     num_device_tokens: int
@@ -31,17 +31,17 @@ class Arrival:
     prompt: TokenSequence
     max_output_tokens: int
     priority: int = 0
-    """Requests with a higher priority are served first."""
+    """Decode's queue takes requests of a higher priority first. Other queues do so if their policy reads priorities."""
     ignores_eos: bool = False
     """True: the request ends only at its maximum number of output tokens (ignore_eos)."""
     session: int = -1
-    """Session that the client names. Only some routing policies read it. -1: no session."""
+    """Session that the client names. Only some routing policies read it. -1: no session, or no policy reads it."""
     media: tuple[MediaItem, ...] = ()
-    """Images and audio clips of the prompt that are to be encoded, in the prompt's order."""
+    """Images and audio clips that encode instances or a vLLM server must encode, in the prompt's order."""
     agent: int = 0
     """Agent of the session that sends the request. 0: the session's own agent. Sub-agents have other numbers."""
     cached: tuple[CachedTokens, ...] = ()
-    """Tokens of the prompt that instances have when it arrives. Empty: nobody has any, or no routing policy asks."""
+    """Instances that have cached tokens of the prompt when it arrives. Empty: none has, or no routing policy asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class NewRequest:
     prefill_id: str
     decode_id: str
     priority: int = 0
-    """Requests with a higher priority are served first."""
+    """Priority of the request's Arrival, with the same meaning."""
     ignores_eos: bool = False
     """True: the request ends only at its maximum number of output tokens."""
     media: tuple[MediaItem, ...] = ()
@@ -78,16 +78,16 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodeMedia:
-    """Language server to encode instance: encode these images, or these audio clips, of a request."""
+    """SGLang's language server or vLLM's proxy to encode instance: encode these images or audio clips of a request."""
 
     request_id: int
     part: int
-    """Index of this part among the parts of the request's media. Each encode instance gets at most one part of images,
-    and one of audio clips."""
+    """Index of this part among the parts of the request's media. An encode instance gets at most one part of images.
+    SGLang: and at most one part of audio clips. vLLM: each audio clip is a part."""
     items: tuple[MediaItem, ...]
     """Items of one modality, in the prompt's order."""
     language_id: str
-    """Prefill or aggregated instance that waits for the embeddings."""
+    """Prefill or aggregated instance that needs the embeddings."""
 
     @property
     def num_tokens(self) -> int:
@@ -153,8 +153,8 @@ class PromptComputed:
 
 @dataclass(frozen=True, slots=True)
 class KvArrived:
-    """Transport to decode: all KV and the first token of a request have arrived. first_token_ends: True: the first
-    token is also the last token.
+    """Sender to decode, through the receiver if decode has a staging ring: all KV and the first token of a request have
+    arrived. first_token_ends: True: the first token is also the last token.
     """
 
     request_id: int
@@ -213,7 +213,7 @@ class Prefetched:
     num_found: int
     num_read: int
     is_over: bool
-    """True: storage reads no further page, because the prefetch was stopped or all found pages were read."""
+    """True: the prefetch ended: it was stopped, found too few pages, or read all found pages that storage still has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +269,8 @@ class LayersComputed:
 
 @dataclass(frozen=True, slots=True)
 class AskStaging:
-    """Prefill to receiver, before the first forward of a prompt: asks for memory in decode's staging ring, one span for
-    each cell of the request.
+    """Prefill to receiver: asks for memory in decode's staging ring, one span for each cell of the request. Sent when
+    the prompt's first forward begins or, if decode grants pages later, at the grant.
     """
 
     request_id: int
@@ -292,7 +292,7 @@ class StagingLent:
 
 @dataclass(frozen=True, slots=True)
 class StagingWatermark:
-    """Receiver to every sender: all of the ring before this watermark is free."""
+    """Receiver to senders: all bytes of decode's staging ring before this watermark are free."""
 
     decode_id: str
     watermark: Watermark
@@ -311,8 +311,8 @@ class CellWritten:
 
 @dataclass(frozen=True, slots=True)
 class CellScattered:
-    """Executor to receiver: the KV of a cell is in its pages. The receiver passes the message to the decode
-    instance.
+    """Executor to receiver: the KV of a cell is in its pages. The receiver passes the message to the decode instance,
+    unless the request was aborted.
     """
 
     request_id: int
@@ -325,28 +325,28 @@ class CellScattered:
 
 @dataclass(frozen=True, slots=True)
 class FreeCells:
-    """Decode instance to receiver: these cells are scattered, and their spans may be lent again."""
+    """Decode instance to receiver: these cells are scattered, so their spans of the staging ring are free."""
 
     cells: tuple[CellScattered, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Prefill to decode or decode to prefill: the side that sends this message will not serve the request. No KV of the
-    request is under way, now or later.
+    """Prefill or its sender to decode, decode to prefill, sender to prefill: the request will not be served. An Abort
+    to decode also says that no KV of the request is under way, now or later.
     """
 
     request_id: int
     reason: str
     retryable: bool = False
-    """True: another attempt may succeed, because an instance or a transfer failed."""
+    """True: another attempt may succeed: an instance or a transfer failed, or a wait took too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Client to router, router to both instances, decode to prefill: drop the request in any state.
-
-    Decode keeps granted pages until the sender's Abort says that nothing writes to the pages.
+    """Client to router, router to the request's instances, decode to prefill: drop the request in any state. Decode
+    keeps pages whose KV has not arrived until the sender's Abort says that nothing writes to them, all KV has arrived,
+    the prefill instance is down, or a timeout ends (Releases).
     """
 
     request_id: int
@@ -402,7 +402,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Health monitor to instances and routers: this instance has failed, and its memory is lost."""
+    """Health monitor to instances, receivers and router: this instance has failed, and its memory is lost."""
 
     instance_id: str
     has_restarted: bool = False
@@ -413,14 +413,16 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Health monitor to instances and routers: this instance answers again. Its memory is empty."""
+    """Health monitor to instances, receivers and router: this instance answers again. Its memory is empty. Real mode's
+    launcher to router: this instance gets requests again, because its restart was given up.
+    """
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """Driver to instance or router: the time that a WakeAt asked for has come."""
+    """Driver to state machine: the time that a WakeAt asked for has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,14 +431,14 @@ class InstanceSeen:
 
     instance_id: str
     num_requests: int
-    """Number of requests that were routed to the instance and have not ended."""
+    """Number of requests that the router counts at the instance (RoutedLoad.num_requests)."""
     num_queued: int
     """Number of requests in the instance's queue (Levels.num_queued)."""
     page_use: float
-    """Share of the instance's pages that requests hold. A decode page that several requests share counts once per
-    request."""
+    """Share of the instance's KV capacity that requests hold, at most 1. Decode: by tokens; a token that n requests
+    share counts n times. Prefill: by pages; a shared page counts once."""
     is_empty: bool
-    """True: the instance holds no request, and no message or KV is on its way to it."""
+    """True: the router counts no request at the instance, and the instance has none in any state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,14 +454,14 @@ class InstanceMetrics:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSeen:
-    """Simulator or real mode to router: metrics of all living instances. Sent only if a routing policy reads them."""
+    """Simulator to router: metrics of all living instances. Sent only if a routing policy reads them."""
 
     instances: tuple[InstanceMetrics, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSeen:
-    """Driver to autoscaler: the state of all instances, and totals since the run began."""
+    """Driver to autoscaler: the state of all serving and draining instances, and totals since the run began."""
 
     instances: tuple[InstanceSeen, ...]
     num_arrived: int
@@ -483,14 +485,14 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Autoscaler to router: send no more requests to this instance. The instance finishes its requests."""
+    """Autoscaler or real mode's launcher to router: send no new requests to this instance. It finishes its requests."""
 
     instance_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Client to router, then router to every instance: drop cached KV that no request uses."""
+    """Client to router, router to every instance, autoscaler to a drained one: drop cached KV that no request uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,9 +548,8 @@ class LoadKv:
 
 @dataclass(frozen=True, slots=True)
 class WriteBackup:
-    """Copy these GPU pages to the given host pages, after all earlier copies of this kind.
-
-    The instance already counts the KV as present in host memory.
+    """Copy these GPU pages to the given host pages, after all earlier copies of this kind. The instance already counts
+    the KV as present in host memory.
     """
 
     pages: tuple[int, ...]
@@ -560,9 +561,8 @@ class WriteBackup:
 
 @dataclass(frozen=True, slots=True)
 class LoadBack:
-    """Copy these host pages into GPU pages, for a prompt whose cached prefix they continue. SGLang's prefill may begin
-    the forward at once: each layer waits only for its own KV. Decode instances and vLLM's instances wait for
-    LoadedBack.
+    """Copy these host pages into GPU pages, for a prompt whose cached prefix they continue. SGLang's prefill and
+    aggregated instances may begin the forward at once: each layer waits only for its KV. Others wait for LoadedBack.
     """
 
     request_id: int
@@ -665,14 +665,16 @@ class StopPrefetch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillDone:
-    """The prefill instance has seen that the request's transfer has ended, and has freed its pages and its slot."""
+    """A request's transfer has ended, and prefill has released its pages and slot; or the prefill instance has died."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last token of a request is streamed, and the instance has freed all its memory."""
+    """A request has ended with its last output token. The instance holds pages for it no longer, except to return KV to
+    prefill or, on vLLM with pipeline stages, until the instance has chosen its next step.
+    """
 
     request_id: int
 
@@ -682,7 +684,7 @@ class Failed:
     request_id: int
     reason: str
     retryable: bool = False
-    """True: another attempt may succeed, because an instance or a transfer failed."""
+    """True: another attempt may succeed: an instance or a transfer failed, or a wait took too long."""
 
 
 Outcome = PrefillDone | Finished | Failed
@@ -770,7 +772,7 @@ class SendEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class WakeAt:
-    """Send Woken to this instance or router at this time."""
+    """Send Woken to this state machine at this time. An autoscaler gets ClusterSeen instead."""
 
     who: str
     time_ns: int
@@ -858,17 +860,15 @@ class HiSparseStep(DecodeStep):
 
     num_filled_tokens: int
     """Number of tokens to copy to the GPU before the step: all KV of the requests that join (`joined`) and whose KV
-    fits their buffers.
-    """
+    fits their buffers."""
     num_first_requests: int
     """Number of requests in `joined` whose KV does not fit their buffers. At the first step of such a request, no token
-    that attention chooses is on the GPU yet.
-    """
+    that attention chooses is on the GPU yet."""
     num_long_requests: int
     """Number of requests that are not in `joined` and whose KV does not fit their buffers. Some of the tokens that
     attention chooses may be missing on the GPU."""
     num_saved_tokens: int
-    """Number of tokens to copy to host memory."""
+    """Number of tokens to copy to host memory: one of each request that is not in `joined`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -931,7 +931,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The instance waits for a message, but not longer than until_ns. None: no limit."""
+    """The instance waits for a message, but at most until the time until_ns in ns. None: no limit."""
 
     until_ns: int | None = None
 
@@ -945,5 +945,5 @@ def receiver_of(decode_id: str) -> str:
 
 
 def embeddings_of(language_id: str) -> str:
-    """Returns the id of the state machine that receives embeddings for a prefill or aggregated instance."""
+    """Returns the id of the state machine that gives media of a prefill or aggregated instance to encode instances."""
     return f"{language_id}.embeddings"

@@ -37,8 +37,8 @@ class Spans:
             length += n
         self.spans = tuple(joined)
         self._ends = tuple(ends) if len(ends) > 1 else ()
-        """End of each span, in tokens from the beginning of the sequence. Empty for a single span, the most frequent
-        case."""
+        """End of each span, in tokens from the beginning of the sequence. Empty if the sequence has no span, or one
+        span, the most frequent case."""
         self._length = length
 
     @classmethod
@@ -155,8 +155,8 @@ class TokenIds:
 
 
 class UnseenOutput:
-    """A prompt, followed by placeholders for the outputs of one request. Placeholders of different requests are never
-    equal.
+    """A prompt, followed by placeholders for the outputs of one request. Pages with placeholders of different requests
+    have different keys (page_key).
     """
 
     __slots__ = ("_length", "_num_prompt_tokens", "_prompt", "_request_id")

@@ -1,4 +1,4 @@
-"""Durations fitted to measurements: linear functions, or tables with interpolation between entries."""
+"""Durations by fitted coefficients: linear functions, to which interpolated tables of times can be added."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
@@ -15,7 +15,10 @@ _WORK = ("base and tokens", "attention", "attention behind a context", "context"
 
 
 class AffineModel:
-    """Durations of one GPU's steps, linear in tokens, prompts, requests and KV."""
+    """Durations of steps by the coefficients of Affine: sums of terms in proportion to tokens, attended pairs, prompts,
+    requests and KV tokens. A forward takes at least the time of launching its kernels (`_least_ns`), and takes longer
+    on a GPU that computes without pause (GpuClock).
+    """
 
     def __init__(self, settings: "Affine") -> None:
         self._settings = settings
@@ -98,7 +101,8 @@ class TableModel(AffineModel):
 
 class Entries:
     """Linear interpolation between table entries. times_ns: time in ns by size (number of tokens or of requests). Above
-    the last entry, the line through the last two entries continues. Below the first entry, the first time holds.
+    the last entry, the line through the last two entries continues. Below the first entry, the first time holds. If
+    there is only one entry, its time holds for all sizes.
     """
 
     def __init__(self, times_ns: Mapping[int, float]) -> None:

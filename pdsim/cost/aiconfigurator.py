@@ -1,5 +1,5 @@
-"""Durations from the operator tables of NVIDIA's aiconfigurator, an optional package, measured on H100, H200, B200 and
-GB200.
+"""Durations from the operator tables of NVIDIA's aiconfigurator, an optional package, measured on H100, H200, B200,
+GB200 and RTX PRO 6000.
 
 The tables cover batches of equal prompts. A forward of unequal prompts takes the time of the same number of prompts of
 their mean length. Decode steps are read from the tables at two context lengths; other context lengths are interpolated
@@ -36,7 +36,7 @@ MODELS = {
     "deepseek-r1": "deepseek-ai/DeepSeek-R1",
     "minimax-m2.5": "MiniMaxAI/MiniMax-M2.5",
 }
-"""Name on Hugging Face of each model of pdsim's catalog."""
+"""Names on Hugging Face of the models that pdsim times with aiconfigurator, by their names in pdsim's catalog."""
 WEIGHTS = {"bf16": "bfloat16", "fp8": "fp8_block", "fp4": "nvfp4"}
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 CONTEXTS = (1024, 8192)
@@ -46,7 +46,9 @@ line through these two times.
 
 
 class NoOperatorTablesError(ValueError):
-    """Raised if aiconfigurator has no operator tables for a layout. The message names the missing table."""
+    """Raised if aiconfigurator is not installed, or has no operator tables for a layout. The message names what is
+    missing.
+    """
 
 
 class AiConfiguratorModel:

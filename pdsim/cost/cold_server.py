@@ -78,7 +78,9 @@ class ColdServer:
         return _FOREVER, 0
 
     def count_steps(self, num_requests: int, num_steps: int) -> None:
-        """Counts num_steps ended decode steps of num_requests requests."""
+        """Counts num_steps decode steps of num_requests requests each. The next call of `next_stall` is about the step
+        that follows these steps.
+        """
         if num_requests > 1:
             self._num_shared_steps += num_steps
         self._decode_steps[_power_of_two(num_requests)] += num_steps

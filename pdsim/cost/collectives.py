@@ -16,7 +16,7 @@ _LOG_SUM_EXP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """Times of one of NCCL's collectives."""
+    """Times of one kind of collective, of NCCL or of an engine: a fixed time, and a time in proportion to the bytes."""
 
     fixed_ns: float
     """Fixed time in ns of one call."""
@@ -24,12 +24,12 @@ class Collective:
     """Share of the nominal NVLink bandwidth that the collective reaches."""
 
     def ns(self, nominal_ns: float) -> float:
-        """Time in ns of one call. nominal_ns: time of its bytes at the nominal bandwidth."""
+        """Time in ns of one call. nominal_ns: time in ns of the call's bytes at the nominal NVLink bandwidth."""
         return self.fixed_ns + nominal_ns / self.link_efficiency
 
 
 class Nccl(NamedTuple):
-    """NCCL's collectives, which engines call where they have no kernel of their own."""
+    """NCCL's collectives. Engines call them for large all-reduces, all-gathers and reduce-scatters."""
 
     large_all_reduce: Collective
     """All-reduces of large messages (SGLang 0.5.23: distributed/device_communicators/custom_all_reduce.py, from
@@ -41,8 +41,9 @@ class Nccl(NamedTuple):
 class AllReduces:
     """Times of ring all-reduces among num_gpus GPUs, and of their halves: an all-gather and a reduce-scatter.
 
-    With nccl, an all-reduce takes the shorter time of the engine's kernel and NCCL's. Without nccl, an all-gather or a
-    reduce-scatter is timed as an all-reduce of half the bytes.
+    With nccl, an all-reduce takes the shorter time of the engine's kernel and NCCL's, and an all-gather or a
+    reduce-scatter takes NCCL's time. Without nccl, an all-gather or a reduce-scatter is timed as an all-reduce of half
+    the bytes by the engine's kernel.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class AllReduces:
         self._token_ns = (
             1e9 * 2 * (num_gpus - 1) / num_gpus * 2 * layout.model.hidden_size / layout.gpu.nvlink_bandwidth
         )
-        """Time in ns of one token's bf16 activations at the nominal rate."""
+        """Time in ns in which one GPU sends its bytes of a ring all-reduce of one token's bf16 hidden state, at the
+        nominal NVLink bandwidth."""
         self._own = Collective(fixed_ns=fixed_ns, link_efficiency=link_efficiency)
         self._nccl = nccl
 
@@ -81,13 +83,15 @@ class LayerSums:
         experts = layout.model.experts
         self._cp = layout.cp
         self._num_halves = 2 * experts.num_layers if experts and layout.sends_to_experts and layout.tp > 1 else 0
-        """Reduce-scatters and all-gathers of tokens that the GPUs of an instance divide."""
+        """Number of reduce-scatters and all-gathers together in a forward: two in each layer with experts. 0 unless
+        tokens are sent to their experts and tp is above 1."""
         self._num_own = 2 * layout.model.num_layers - self._num_halves if layout.tp > 1 else 0
         self._own = all_reduces(num_gpus=min(layout.tp, layout.gpus_per_domain))
-        """All-reduces among the GPUs of one group. Groups share the tokens of prompts."""
+        """Times of all-reduces among the GPUs of one context-parallel group or, if the group spans several NVLink
+        domains, among its GPUs of one domain."""
         self._num_joint = 0 if experts is None or layout.cp == 1 else experts.num_layers
         self._joint = all_reduces(num_gpus=layout.tp * layout.cp)
-        """All-reduces of experts' outputs among all groups."""
+        """Times of all-reduces of experts' outputs among the GPUs of all context-parallel groups."""
 
     def ns(self, num_tokens: int, num_groups: int) -> float:
         """Time in ns of one forward's all-reduces, and of the reduce-scatters and all-gathers that stand in their
@@ -112,8 +116,9 @@ class RankSums:
         """
         copied_bytes = num_layers * 8 * layout.model.hidden_size
         self._copied_ns = 1e9 * copied_bytes / bandwidth if bandwidth else 0.0
-        """Time in ns per token of a server, in which a GPU fills the buffer of all tokens with zeros, copies the sum
-        (SGLang 0.5.12, layers/dp_attention.py:471 and 495) and reads it for the router, in bf16."""
+        """Time in ns for each token of the server's ranks, over all layers with experts, of copies in bf16: a GPU fills
+        the buffer of all tokens with zeros, copies the sum (SGLang 0.5.12, layers/dp_attention.py:471 and 495) and
+        reads it for the router. 0: bandwidth is None."""
         self._num_calls = 2 * num_layers
         self._dp = layout.dp
         self._sums_prompts = layout.sums_prompts
@@ -177,9 +182,10 @@ class Collectives:
         return self._gathers(model.attention.num_layers + 2 * num_experts, num_bytes * (cp - 1) / cp)
 
     def of_queries(self) -> Gathers:
-        """Collectives of divided KV, per computed token. Each GPU receives the queries of its group's heads and, for
-        its own heads, the other GPUs' outputs with their log-sum-exps (SGLang 0.5.23, layers/dcp/comm.py:
-        all_gather_q_for_mla_decode and dcp_a2a_lse_reduce; vLLM 0.33.0, v1/attention/ops/dcp.py: cp_lse_ag_out_rs).
+        """Fixed time, and time per computed token, of a forward's collectives for attention to divided KV (DCP). Each
+        GPU receives the queries of its DCP group's heads and, for its own heads, the other GPUs' outputs with their
+        log-sum-exps (SGLang 0.5.23, layers/dcp/comm.py: all_gather_q_for_mla_decode and dcp_a2a_lse_reduce; vLLM
+        0.33.0, v1/attention/ops/dcp.py: cp_lse_ag_out_rs). 0 without DCP.
         """
         layout, attention = self.layout, self.layout.model.attention
         if layout.dcp == 1:

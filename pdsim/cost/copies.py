@@ -1,4 +1,6 @@
-"""Durations of KV copies other than transfers: to host memory, to storage, and through staging buffers."""
+"""Durations of KV copies other than transfers: between GPU and host memory, between host memory and storage, and
+between pages and staging buffers.
+"""
 
 from collections import Counter
 from math import ceil
@@ -24,7 +26,8 @@ class HostCopies:
     all_page_bytes: int
     """Bytes of one page, summed over all ranks."""
     num_planes: int
-    """Number of copies per request: one of K and one of V in every layer."""
+    """Number of copies per request: one of K and one of V in every layer or, with latent attention, one in every
+    layer."""
     copy_ns: int
     """Minimum time in ns of one copy, however small, because the launch of a copy takes time."""
     save_bandwidth: float
@@ -45,10 +48,10 @@ class HostMemory:
     def __init__(self, costs: HostCopies) -> None:
         self._costs = costs
         self._held_bytes: dict[int, int] = {}
-        """Number of KV bytes in host memory, by request id."""
+        """KV bytes in host memory, on one rank, by request id."""
         self._free: Counter[int] = Counter()
-        """Number of free pinned allocations, by the bytes of one array. Each allocation holds all arrays of a
-        request."""
+        """Number of free pinned allocations, by the bytes of one array. Each allocation holds all arrays of a request
+        (num_planes)."""
 
     def save_ns(self, request_id: int, num_pages: int) -> int:
         costs, num_bytes = self._costs, num_pages * self._costs.page_bytes
@@ -135,9 +138,9 @@ class StagingCost:
     scatter_host_ns: int
     """Host work in ns of one scatter: a copy from the staging ring into pages."""
     gather_bandwidth: float
-    """Number of bytes per second that a gather reads or writes."""
+    """Number of bytes per second that a gather reads and writes, both added up."""
     scatter_bandwidth: float
-    """Number of bytes per second that a scatter reads or writes."""
+    """Number of bytes per second that a scatter reads and writes, both added up."""
     num_writers: int
     """Number of prefill ranks that write to one decode rank. In one call, the decode rank scatters one cell from each
     of these ranks.
@@ -155,15 +158,17 @@ class StagingCost:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageCosts:
-    """Times and sizes of the storage from which host caches read. Bytes are summed over all ranks of an instance."""
+    """Times and sizes of one store that host caches read and write: the store of one server, or the store that all
+    servers share. Bytes are summed over all ranks of an instance.
+    """
 
     num_pages: int
-    """Capacity of the storage, in pages."""
+    """Capacity of the store, in pages."""
     read_page_bytes: int
     """Bytes that the ranks of an instance together read from storage for one page."""
     write_page_bytes: int
     """Bytes that the ranks of an instance together write to storage for one page. If several ranks hold the same KV,
-    one rank writes it and each rank reads it.
+    one rank writes it. In SGLang each of these ranks reads it, in LMCache one rank.
     """
     read_page_objects: int
     """Number of reads that bring one page to all ranks of an instance."""
@@ -174,9 +179,9 @@ class StorageCosts:
     write_bandwidth: float
     """Write rate of all drives together in bytes per second."""
     objects_per_s: float
-    """Number of object reads and writes per second of all drives together."""
+    """Maximum number of object reads and writes per second, added up, of all drives together."""
     client_bandwidth: float
-    """Maximum rate of one instance in bytes per second, for reads and for writes. Infinite: no limit."""
+    """Maximum rate of one instance in bytes per second, separately for reads and for writes. Infinite: no limit."""
     latency_ns: int
     """Fixed time in ns of one batch of pages (BATCH_PAGES), for a lookup, a read or a write."""
 

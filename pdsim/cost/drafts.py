@@ -11,11 +11,12 @@ from pdsim.dataclass import dataclass
 
 @dataclass(frozen=True)
 class DraftTimes:
-    """Durations of the draft forwards of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py).
+    """Durations of the draft forwards of SGLang's EAGLE worker (0.5.23, speculative/eagle_worker_v2.py). With DSPARK,
+    one forward per decode step proposes a block instead (see computes_prompts).
 
-    Before the target verifies a step, the draft proposes tokens in num_steps - 1 forwards (draft_forward: the last
-    proposal needs no forward). After verification, one forward extends the draft's KV by all verified tokens and makes
-    the next step's first proposal (_draft_extend_for_decode); only one row of each request passes the output
+    Before the target verifies a step's drafts, the draft proposes tokens in num_steps - 1 forwards (draft_forward: the
+    last proposal needs no forward). After verification, one forward extends the draft's KV by all verified tokens and
+    makes the next step's first proposal (_draft_extend_for_decode); only one row of each request passes the output
     projection. Each forward reads the KV of the draft's layers. After the target has computed a prompt, the draft's
     layers compute it, too (_draft_extend_for_prefill).
     """

@@ -15,8 +15,8 @@ class EncoderTimes:
     """Times of an encoder's forwards on one GPU, or on several GPUs that divide each forward."""
 
     def __init__(self, encoder: Encoder, gpu: GpuSpec, *, num_gpus: int = 1, factor: float = 1) -> None:
-        """factor: multiplies all times. The shares of nominal rates, and the time of launching a layer, are those of
-        the cost model roofline.
+        """num_gpus: number of GPUs that divide each forward. factor: multiplies all times. The shares of nominal rates,
+        and the time of launching a layer, are the defaults of the cost model roofline.
         """
         rates = Roofline()
         flops = num_gpus * gpu.flops_for("bf16")

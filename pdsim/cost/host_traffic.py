@@ -1,8 +1,9 @@
 """Traffic between the hosts of a server that spans several hosts: bytes that its forwards send through the NICs.
 
 All-reduces are hierarchical: the GPUs of a host reduce over NVLink, then each GPU sums its share with GPUs of other
-hosts. Expert-parallel servers send tokens as DeepEP does. NVLink and NIC traffic overlap. By DeepEP's tables, the NICs
-are the bottleneck at 2 to 8 hosts of 8 GPUs (README.md and docs/legacy.md at 0297fc8).
+hosts; both times add up. Servers that send tokens to their experts do this as DeepEP does. Tokens that move over NVLink
+at the same time take no additional time: by DeepEP's tables, the NICs are the bottleneck at 2 to 8 hosts of 8 GPUs
+(README.md and docs/legacy.md at 0297fc8).
 """
 
 from math import comb

@@ -56,9 +56,9 @@ class Kernel(NamedTuple):
     compute: float
     """Share of the GPU's nominal operations per second that the kernel reaches."""
     memory: float
-    """Share of memory bandwidth that the kernel reaches. All-reduces and exchanges: share of link bandwidth."""
+    """Share of memory bandwidth that the kernel reaches. Collectives and exchanges: share of NVLink bandwidth."""
     fixed_us: float
-    """Fixed time in us, independent of bytes and operations. NaN: not measured, as on H20."""
+    """Fixed time in us of one call, independent of bytes and operations. NaN: not measured, as on H20."""
     token_us: float
     """Additional time in us for each token that a server computes. More GPUs do not shorten this time."""
     error: float
@@ -335,7 +335,7 @@ def medians_of(layout: Layout) -> list[str]:
 
 
 def _used(layout: Layout) -> dict[str, str]:
-    """Operators that take time in a layout, and the names of their kernels."""
+    """Returns the operators that take time in a layout, each with the kind of its kernel (see `kinds`)."""
     operators = kinds(layout)
     if layout.model.experts is None:
         del operators["experts"]

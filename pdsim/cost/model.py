@@ -52,7 +52,9 @@ Terms = dict[str, float]
 
 
 class CostModel(Protocol):
-    """Durations of a GPU's steps. A duration may depend on earlier steps of the same model, and on nothing else."""
+    """Durations of the steps of an instance or, with pipeline stages, of its largest stage. A duration depends on the
+    step, and may depend on the step's start and on earlier steps of the same model.
+    """
 
     def prefill_ns(self, step: PrefillStep, start_ns: int) -> int:
         """Duration in ns of a forward that begins at start_ns, at least 1. The caller makes one call per forward, in

@@ -1,4 +1,4 @@
-"""The queue of Dynamo's KV router: requests wait in the router while all instances have prompts to compute.
+"""The queue of Dynamo's KV router: requests wait in the router while all instances that compute prompts are busy.
 
 Rule of ai-dynamo 1.6.1: lib/kv-router/src/scheduling/queue.rs (should_queue, all_workers_prefill_busy_with) and
 policy.rs (enqueue_key); options in components/src/dynamo/common/configuration/groups/kv_router_args.py.

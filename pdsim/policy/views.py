@@ -1,7 +1,8 @@
-"""Read-only views. A policy sees nothing but its view.
+"""Read-only views. A policy sees nothing but the arguments of its methods: views, token sequences and numbers.
 
-Views are Protocols, not copies: the core passes its own objects, and the type checker rejects a policy that writes to
-them. No view contains facts that a real system cannot know, such as the output length or the exact duration of a step.
+Views are Protocols, except Candidate. The core passes its own objects, not copies, and the type checker rejects a
+policy that writes to the properties of a view. No view contains facts that a real system cannot know, such as the
+output length or the exact duration of a step.
 """
 
 from collections.abc import Collection, Hashable, Sequence
@@ -44,7 +45,7 @@ class QueuedRequest(Protocol):
 
 
 class QueuedPrefill(QueuedRequest, Protocol):
-    """A prompt that no forward has begun yet."""
+    """A waiting prompt. No forward has taken tokens of the prompt since it last joined the queue."""
 
     @property
     def prompt(self) -> TokenSequence: ...
@@ -91,16 +92,20 @@ class PrefillView(InstanceView, Protocol):
         """
 
     def num_cached_tokens(self, request: QueuedPrefill) -> int:
-        """Number of prompt tokens that the prefix cache holds now. Each call walks the tree."""
+        """Number of the request's first tokens that the prefix cache holds now: of the prompt, and of outputs whose KV
+        was lost. 0 without a prefix cache. Each call walks the tree.
+        """
 
     def use_cached_tokens(self, request: QueuedPrefill) -> int:
-        """Number of prompt tokens that the prefix cache holds. The call marks them as used, so that they are not
-        evicted soon.
+        """Number of the request's first tokens that the prefix cache holds now. With EngineRules.computes_last_token,
+        the request's last token does not count. Except with vLLM's prefix cache, the call marks the tokens as used, so
+        that they are not evicted soon.
         """
 
     def cached_path(self, request: QueuedPrefill) -> tuple[int, ...]:
         """Path of the prompt's cached prefix in the prefix tree, from the root on. Each number is the index of a node
-        among its siblings, oldest first.
+        among its siblings, in the order of the tree's list of children. A node that matches only partly is left out.
+        Empty without a prefix cache.
         """
 
     def num_waited_tokens(self, request: QueuedPrefill) -> int:
@@ -118,7 +123,9 @@ class SendingPrefill(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_cached_tokens(self) -> int:
-        """Number of prompt tokens that prefill's prefix cache had when the prompt began."""
+        """Number of the prompt's first tokens whose KV prefill had on the GPU or in its host cache when the prompt
+        began.
+        """
 
     @property
     def num_computed_tokens(self) -> int: ...
@@ -142,17 +149,22 @@ class DecodeView(InstanceView, Protocol):
 
     @property
     def num_active(self) -> int:
-        """Number of requests that run, are ready to run, or wait for their KV. Equals len(active)."""
+        """Number of requests that run, are ready to run, or wait for their KV. A decode instance also counts requests
+        that have ended or failed, but that SGLang still counts until its next check: then the number exceeds
+        len(active).
+        """
 
     @property
     def num_ahead_tokens(self) -> int:
-        """Number of tokens beyond its present KV for which a running request needs pages: 1, or more with speculative
-        decoding.
+        """Number of tokens beyond its present KV for which a running request needs pages before a decode step: 1, or
+        more with speculative decoding.
         """
 
     @property
     def num_running_tokens(self) -> int:
-        """Number of prompt and output tokens of all running requests."""
+        """Number of prompt and output tokens of all requests in the batch, and of the ended requests that `running`
+        lists.
+        """
 
     @property
     def resume_unit_tokens(self) -> int:
@@ -162,7 +174,10 @@ class DecodeView(InstanceView, Protocol):
 
     @property
     def running(self) -> Sequence[QueuedDecode]:
-        """Running requests in batch order. The call takes time in proportion to the batch."""
+        """Running requests in batch order, then ended requests that SGLang still counts as running. vLLM: running
+        requests and partly computed prompts, in the order in which they began to run. The call takes time in proportion
+        to the batch.
+        """
 
     @property
     def active(self) -> Collection[QueuedDecode]:
@@ -176,13 +191,16 @@ class DecodeView(InstanceView, Protocol):
 
 @dataclass(slots=True)
 class Candidate:
-    """The first request of the admission queue. Its cached prefix is already locked."""
+    """A request about which an admission policy decides: the first request of the admission queue, whose cached prefix
+    is already locked, or the first retracted request (`resumes`).
+    """
 
     request: QueuedDecode
     num_tokens: int
     """Number of tokens whose KV the decode instance must hold before the request can run."""
     num_cached_tokens: int
-    """Number of prompt tokens that decode's prefix cache holds."""
+    """Number of prompt tokens that decode's prefix cache holds. 0 for a retracted request, which does not use the
+    prefix cache."""
     num_new_pages: int
     """Number of pages to allocate for the request's uncached tokens."""
     resumes: bool = False
@@ -190,7 +208,9 @@ class Candidate:
 
 
 class CachedLeaf(Protocol):
-    """A leaf of the prefix tree that no request uses."""
+    """A node of the prefix tree that may be evicted: a leaf that no request uses or, with vLLM, a node whose users all
+    have their own copies of its pages.
+    """
 
     @property
     def last_access(self) -> int:
@@ -204,24 +224,30 @@ class CachedLeaf(Protocol):
 
     @property
     def born(self) -> int:
-        """Serial number of the access to the tree that inserted the leaf, counted as in last_access."""
+        """Serial number of the leaf's insertion, on the same scale as last_access: a later insertion has a higher
+        number.
+        """
 
     @property
     def num_pages(self) -> int: ...
 
 
 class InstanceLoad(Protocol):
-    """Load of one instance, as the router knows it."""
+    """Load of one instance, as the router knows it. If servers choose among their data-parallel ranks themselves, the
+    router's instances are servers.
+    """
 
     @property
     def instance_id(self) -> str: ...
     @property
     def num_requests(self) -> int:
-        """Number of unfinished requests that were routed to the instance."""
+        """Number of unfinished requests that were routed to the instance. With router.counts: streams, only requests
+        whose clients receive tokens count.
+        """
 
     @property
     def num_tokens(self) -> int:
-        """Number of prompt tokens of the instance's unfinished requests."""
+        """Number of prompt tokens of the requests that num_requests counts."""
 
     @property
     def num_sessions(self) -> int:
@@ -231,8 +257,8 @@ class InstanceLoad(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Number of distinct whole pages of the instance's unfinished prompts. 0 unless the policy has `is_kv_aware =
-        True`.
+        """Number of whole pages of the instance's unfinished prompts. A page that n prompts share counts n times. 0
+        unless the policy has `is_kv_aware = True`.
         """
 
     @property
@@ -243,18 +269,18 @@ class InstanceLoad(Protocol):
 
     @property
     def page_use(self) -> float:
-        """Share of the instance's pages that requests held when the router last read metrics. 0 unless the policy has a
-        metrics_interval_ns.
+        """Share of the instance's pages that requests held when the router last read metrics. 0 if no routing policy of
+        the router has a metrics_interval_ns above 0.
         """
 
 
 class RoutingView(Protocol):
     """View of the instances of one role for routing policies.
 
-    A policy whose class has `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`. For such a policy,
-    the router remembers prompts in pages of the instances' page size, up to the number of tokens that an instance's KV
-    pool holds. If a policy has a `metrics_interval_ns` above 0, the router reads the instances' metrics at this
-    interval.
+    Only a policy that has `is_kv_aware = True` may use `num_uncached_tokens` and `num_pages_with`; for other policies
+    they raise PolicyError. For a policy with `is_kv_aware = True`, the router remembers prompts in pages of the
+    instances' page size, up to the number of tokens that an instance's KV pool holds. If policies have a
+    `metrics_interval_ns` above 0, the router reads all instances' metrics at the shortest of these intervals.
     """
 
     @property
@@ -275,14 +301,18 @@ class RoutingView(Protocol):
 
     @property
     def instances(self) -> Sequence[InstanceLoad]:
-        """Instances of the role that accept requests. Never empty, and always in the same order."""
+        """Instances of the role that accept requests. Never empty, and always in the same order. On a retry, the last
+        attempt's instance is left out if another instance accepts requests.
+        """
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
-        """Number of the prompt's first tokens that the router remembers having sent to this instance."""
+        """Number of the prompt's first tokens, in whole pages, that the router remembers having sent to this instance.
+        The router begins to remember prompts when a policy first asks for them.
+        """
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Ids of instances that may have some of the prompt's tokens cached. Other instances have none. Supports
-        `in`.
+        """Ids of the instances to which the router remembers having sent a prompt with the same first page. For other
+        instances, num_cached_tokens is 0. Use `in` only: the order of the ids differs between processes.
         """
 
     def num_uncached_tokens(self, instance_id: str) -> int:
@@ -293,13 +323,14 @@ class RoutingView(Protocol):
 
     def tier_tokens(self, instance_id: str) -> tuple[int, int]:
         """Numbers of the prompt's tokens that this instance had cached when the request arrived, as its KV events say:
-        (first tokens in GPU memory, further tokens behind these in host memory). Needs a policy with `reads_caches =
-        True`. Such a policy also has a method num_credited_tokens.
+        (first tokens in GPU memory, further tokens behind these in host memory). (0, 0) for decode instances, and
+        unless the policy has `reads_caches = True`. A policy with `reads_caches = True` also has a method
+        num_credited_tokens.
         """
 
     def session_instance(self, ttl_ns: int) -> str:
         """Id of the instance that serves this request's session. Empty: the session is new, or its last request ended
-        at least ttl_ns ago. Needs a policy with `reads_sessions = True`.
+        at least ttl_ns ago, or the request has no session, or the policy lacks `reads_sessions = True`.
         """
 
     def num_pages_with(self, prompt: TokenSequence, instance_id: str) -> int:
@@ -333,7 +364,9 @@ class SheddingView(Protocol):
 
     @property
     def waiting(self) -> Sequence[WaitingRequest]:
-        """Requests whose clients have no token yet, in the order in which they were routed."""
+        """Requests whose clients have no token yet, in the order in which they were routed or began to wait in the
+        router's queue. Requests that wait for a retry are left out.
+        """
 
 
 class PairView(Protocol):
@@ -347,7 +380,9 @@ class PairView(Protocol):
 
     @property
     def decode(self) -> InstanceLoad:
-        """Load of the chosen decode instance, without this prompt."""
+        """Load of the chosen decode instance, without this prompt: num_requests and num_tokens. All other numbers are
+        0.
+        """
 
     @property
     def prefill(self) -> Sequence[InstanceLoad]: ...
@@ -374,7 +409,9 @@ class RoleSeen(Protocol):
     def num_queued(self) -> int: ...
     @property
     def page_use(self) -> float:
-        """Mean share of a server's pages that requests hold."""
+        """Mean share of a server's KV capacity that requests hold (InstanceSeen.page_use), over the servers that serve
+        or drain in the role. 0 if there are none.
+        """
 
 
 class ScalingView(Protocol):

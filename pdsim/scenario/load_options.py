@@ -13,7 +13,7 @@ _SPREAD = 0.5
 _LONGEST = 4
 """Longest length as a multiple of the mean, if the user gives only the mean of lengths."""
 _NUM_REQUESTS = 1000
-"""Number of requests of a load that is given as a rate. With this number, ten requests lie above the p99."""
+"""Number of requests of a load with --rate and without --requests. With this number, ten requests lie above the p99."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class LoadOptions:
     up and do not count. If this number is 1, or more than half of all requests, all requests count.
     """
     requests: int | None = None
-    """Number of requests [1,000 with --rate]."""
+    """Number of requests [1,000 with --rate, if neither a scenario file nor a trace gives the number]."""
     isl: int | None = None
     """Mean prompt length in tokens. Lengths are lognormal with a standard deviation of half the mean."""
     osl: int | None = None
@@ -67,8 +67,8 @@ class LoadOptions:
 
 
 def spread(mean: int | None) -> dict[str, Any] | None:
-    """Settings of lognormal lengths with this mean in tokens, and a standard deviation of half the mean. None: no mean
-    is given.
+    """Returns settings of lognormal lengths with this mean in tokens, a standard deviation of half the mean, and a
+    maximum of four times the mean. None: no mean is given. Raises ConfigError if the mean is out of range.
     """
     if mean is None:
         return None

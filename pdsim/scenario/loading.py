@@ -1,4 +1,6 @@
-"""Reads scenario files and --set changes. Every mistake is reported with its file, line and field."""
+"""Reads scenario files and --set changes. A message about a mistake names the file or option and the field, and the
+line if the field stands in the file.
+"""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -30,8 +32,8 @@ Changes = dict[str, Any]
 
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
-    """Reads a scenario file and changes it. Each change is a text "dotted.path=value". Raises ConfigError, which lists
-    every mistake.
+    """Reads a scenario file and changes it. Each change is a text "dotted.path=value". Raises ConfigError for a wrong
+    file or change, or as `parse_scenario` does. A file of a run folder may also use the catalog entries in its folder.
     """
     path = Path(path)
     data = _fields_in(path)
@@ -43,7 +45,7 @@ def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
 
 
 def write_entries_of(scenario: Scenario, folder: Path) -> None:
-    """Copies the user's own catalog entries into the folder of a scenario, where `load_scenario` finds them."""
+    """Copies the user's own entries among `scenario.entries` into the folder, where `load_scenario` finds them."""
     write_entries(own_entries(scenario.entries), folder / CATALOG)
 
 
@@ -58,8 +60,8 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
 
 
 def read_section(path: Path, kind: type[SectionT]) -> SectionT:
-    """Reads a file that has the fields of the class `kind`. Raises ConfigError, which lists every mistake with its
-    line.
+    """Reads a file that has the fields of the class `kind`. Raises ConfigError if the file cannot be read or a
+    field is wrong, as `_validated` does.
     """
     return _validated(kind, _fields_in(path), str(path), path.read_text(encoding="utf-8"))
 

@@ -13,7 +13,7 @@ _DIVIDING_BACKENDS = {
     "sglang": (("mooncake", "nixl", "mori", "ascend"), "0.5.23, arg_groups/pd_disaggregation_hook.py:85"),
     "vllm": (("nixl",), "0.33.0, config/vllm.py:1575"),
 }
-"""Transports with which decode GPUs can divide the KV of a request (dcp), by engine, with the source."""
+"""Beginnings of names of transports with which decode GPUs can divide a request's KV (dcp), by engine; the source."""
 NOT_MODELLED = {
     "decode.cp": "decode computes no prompts; to divide KV say decode.dcp",
     "prefill.dcp": (
@@ -74,8 +74,8 @@ def _of_returned_kv(scenario: "Scenario") -> str:
 
 
 def _of_divided_kv(scenario: "Scenario") -> str:
-    """Names a setting that SGLang or pdsim lacks if decode GPUs divide the KV of a request (dcp). Empty: there is none.
-    Models and sizes are checked by Layout.
+    """Names a setting that the engine or pdsim cannot combine with GPUs that divide the KV of a request (dcp). Empty:
+    there is none, or no GPUs divide KV. Models and sizes are checked when the scenario is resolved.
     """
     prefill, servers = scenario.prefill, scenario.aggregated or scenario.decode
     if servers is None or servers.dcp == 1:
@@ -218,7 +218,9 @@ def _of_stages(scenario: "Scenario") -> str:
 
 
 def _of_ranks_with_stages(scenario: "Scenario") -> str:
-    """Names a setting that servers with data-parallel attention and pipeline stages lack. Empty: there is none."""
+    """Returns a message if servers have both data-parallel attention and pipeline stages, and the engine is vLLM or the
+    scenario has faults or health. Empty: otherwise.
+    """
     staged = [role for role, servers in scenario.roles.items() if servers.dp > 1 and servers.split.pp > 1]
     if not staged:
         return ""

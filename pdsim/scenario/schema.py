@@ -137,7 +137,7 @@ def with_kv_of_checkpoint(data: Any) -> Any:
 
 
 class Scenario(Section):
-    """A cluster, its load, and the seed. A run depends on nothing else."""
+    """A cluster, its load, and the seed. A run depends on these, and on files and catalog entries that they name."""
 
     model_config = ConfigDict(
         json_schema_extra={"oneOf": [{"required": ["prefill", "decode"]}, {"required": ["aggregated"]}]}
@@ -278,7 +278,7 @@ class Scenario(Section):
 
     @property
     def max_servers(self) -> int:
-        """Maximum number of prefill and decode servers together, at any time of the run."""
+        """Maximum number of prefill and decode servers together, at any time. The cluster must be disaggregated."""
         prefill, decode = self.pair
         at_first = prefill.instances + decode.instances
         return at_first if self.elastic is None else self.elastic.max_servers or at_first
@@ -292,7 +292,7 @@ class Scenario(Section):
 
     @property
     def entries(self) -> list[tuple[Kind, str]]:
-        """Kind and name of each catalog entry that the scenario uses."""
+        """Kind and name of the catalog entries of model, transports and GPUs. The draft model's entry is left out."""
         found: list[tuple[Kind, str]] = [("models", self.model), ("transports", self.network.transport)]
         found += [("gpus", servers.gpu) for servers in self.roles.values()]
         if (draft := self.servers[1].speculative_draft_model) is not None:
@@ -333,7 +333,9 @@ class Scenario(Section):
 
     @property
     def setup(self) -> Setup:
-        """The model, the hardware, and the parallel sizes of the instances."""
+        """The model, the hardware, and the parallel sizes of the instances. If the cost was measured on one role alone,
+        device, tp, dp, ep and moe_a2a_backend of this role stand for both roles.
+        """
         prefill: ServerSettings
         decode: ServerSettings
         prefill, decode = self.servers
@@ -380,8 +382,8 @@ class Scenario(Section):
 
     @property
     def ends(self) -> "tuple[Scenario, ...]":
-        """Two copies of this scenario, one at each end of the range: with the fastest and with the slowest times.
-        Empty: the times have no range.
+        """Two copies of this scenario: with the fastest times, and with the slowest times. Groups that `corner` names
+        keep their end. Empty: `uncertain` is empty.
         """
         return tuple(self.at({**dict.fromkeys(GROUPS, end), **(self.corner or {})}) for end in ENDS if self.uncertain)
 
@@ -402,8 +404,8 @@ class Scenario(Section):
 
     @property
     def uncertain_front_end(self) -> FrontEndSettings | None:
-        """The front end, if the scenario gives only its kind: the times of a kind have a range. None: the scenario
-        gives times, or no front end.
+        """The front end, if only its kind is given, because the times of a kind have a range. With cost `kernels` and
+        no front end in the scenario: the engine's HTTP server. None: times are given, or there is no front end.
         """
         if self.front_end is None:
             return FrontEndSettings(kind="engine") if self.cost.is_of_kernels else None
@@ -411,7 +413,7 @@ class Scenario(Section):
 
     @property
     def device(self) -> str:
-        """Name of the GPU or CPU whose step times the run uses."""
+        """Device on which the cost of both roles was measured, if known; else the servers' GPUs, joined by "and"."""
         measured = self.cost.measured
         gpus = dict.fromkeys(servers.gpu for servers in self.servers)
         return (measured and measured.role is None and measured.device) or " and ".join(gpus)

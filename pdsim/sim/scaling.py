@@ -31,7 +31,9 @@ class Scaling:
         self._timeline.after(self._autoscaler.interval_ns, self._look)
 
     def _on_ended(self, record: RequestRecord) -> None:
-        """Counts a request whose end its client has seen."""
+        """Adds a finished request to the totals that the autoscaler gets: requests, output tokens, TTFT and, with more
+        than one output token, TPOT. Ignores failed requests. Called when the client sees the request's end.
+        """
         if record.outcome == "finished":
             self._num_finished += 1
             self._num_output_tokens += record.num_output_tokens

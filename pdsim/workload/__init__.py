@@ -1,1 +1,3 @@
-"""Workloads: requests from generators or from public traces. Policies do not see the requests' output lengths."""
+"""Workloads: requests from generators or from traces, and the clients that send the requests. Policies do not see the
+requests' output lengths.
+"""

@@ -1,1 +1,1 @@
-"""Kernels over pages of KV: append, decode attention, prefill attention."""
+"""Kernels that append KV to pages, and attention: decode over pages, prefill over pages or packed keys and values."""

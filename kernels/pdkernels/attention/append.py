@@ -47,7 +47,7 @@ def append_kernel(
 def append(
     key_pages: torch.Tensor, value_pages: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """Write new K and V to their slots. Can be captured in a CUDA graph.
+    """Writes new K and V to their slots. A CUDA graph can capture the call.
 
     Args: key_pages, value_pages: the planes of one layer, NHD [slots, heads, head_dim] or HND [pages, heads, page_size,
     head_dim]. slots: int32 [tokens], page * page_size + position in the page; a negative slot is padding and is

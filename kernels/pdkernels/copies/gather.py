@@ -114,7 +114,12 @@ def gather_batch(
         pages: int32 [n], the page lists of all requests.
         spans: int64 [requests, 3]: index of the first page in pages, tokens, offset in staging in bytes.
         longest_tokens: upper bound of a request's tokens; it sizes the grid, not the work.
-        programs: maximum number of programs per request.
+        programs: maximum number of programs per request; no limit if None.
+
+    The other arguments are those of `gather`.
+
+    Raises:
+        ValueError: a shape or dtype does not fit.
 
     """
     ready = GATHER.ready(pool, heads, slices, tiling, limited=programs is not None, batched=True)

@@ -21,8 +21,8 @@ from pdsim.policy.views import TokenSequence
 
 
 class State:
-    """The pages of a linear-attention state. `node`: the node of the prefix cache at whose end the state is kept; None:
-    not kept.
+    """The pages of a linear-attention state. node: node of the prefix cache at whose end the cache keeps the state.
+    None: the cache does not keep the state.
     """
 
     def __init__(self, pages: list[int]) -> None:
@@ -30,7 +30,8 @@ class State:
         self.num_users = 1
         self.node: Node | None = None
         self.order = (0, 0)
-        """When the last user released the state: number of the tree's last access, and a serial number."""
+        """Place in the order of eviction, as `_release` sets it: number of the tree's last access, plus or minus 1, and
+        a serial number."""
 
 
 class HybridBlocksLease(Lease):
@@ -39,14 +40,17 @@ class HybridBlocksLease(Lease):
     def __init__(self, node: Node | None, pages: list[int]) -> None:
         super().__init__(node, pages, len(pages))
         self.running: State | None = None
-        """State after the request's last computed or scheduled token."""
+        """State after the request's last token that is cached, computed or scheduled. None: the lease has no such state
+        yet."""
         self.passed: list[State] = []
-        """States that a forward under way reads, or that it leaves for other requests."""
+        """States that a forward under way reads, or exports at a block boundary (`_exports`)."""
         self.parting_tokens = 0
-        """Number of cached tokens, if the cached prefix continues after its last state; else 0."""
+        """Number of tokens of the longest cached prefix, if no state is cached at the end of this prefix. 0: a state is
+        cached there, no prefix is cached, `open_for_load` opened the lease, or `keeps_states` is False."""
         self.has_begun = False
         self.kept: list[tuple[int, State]] = []
-        """States that a forward under way leaves for other requests, each with its number of tokens."""
+        """States that a forward under way leaves for other requests, as pairs: number of the request's first tokens
+        that the state covers, and the state."""
 
     @property
     def states(self) -> list[State]:
@@ -78,7 +82,7 @@ class VllmHybridCache(KvCache):
         self.unused: set[State] = set()
         """Cached states that no request uses."""
         self._order: list[tuple[tuple[int, int], State]] = []
-        """Heap of unused states. An entry is invalid if its state was used again."""
+        """Heap of unused states. An entry is invalid if its state is in use or evicted, or has another order by now."""
         self._serial = 0
         self._kept: dict[Node, State] = {}
         self._fresh: set[Node] = set()
@@ -111,8 +115,9 @@ class VllmHybridCache(KvCache):
         return self.num_cached_tokens(sequence)
 
     def open(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease on the longest cached prefix that has a state and at most max_tokens tokens. Locks prefix and
-        state. If no states are cached, the prefix may end anywhere, and the request gets pages for a state.
+        """Opens a lease on the longest cached prefix that has a state at its end and at most max_tokens tokens. Locks
+        prefix and state. If `keeps_states` is False, the prefix needs no state and may end after any page, and the
+        lease gets new pages for a state.
         """
         tree = self.prefix_cache
         if not self.keeps_states or tree is None:
@@ -132,8 +137,9 @@ class VllmHybridCache(KvCache):
         return lease
 
     def open_for_load(self, sequence: TokenSequence, max_tokens: int) -> Lease:
-        """Opens a lease whose cached prefix a load will continue. The load also brings a state, so the prefix needs
-        none (kv_cache_manager.py:330).
+        """Opens a lease on the longest cached prefix of at most max_tokens tokens, which a load from host memory may
+        continue. The load also brings a state, so the prefix needs none (kv_cache_manager.py:330). If `keeps_states` is
+        False, does the same as `open`.
         """
         if not self.keeps_states:
             return self.open(sequence, max_tokens)
@@ -224,7 +230,7 @@ class VllmHybridCache(KvCache):
             self._keep(lease, lease.running, end)
 
     def end_chunk(self, lease: Lease) -> None:
-        """Releases the states that a computed chunk has read, and the states that it has stored for other requests."""
+        """Releases the states that a computed chunk has read, and the state that it has exported (`_exports`)."""
         if isinstance(lease, HybridBlocksLease):
             for state in lease.passed:
                 self._release(state, 1)
@@ -276,8 +282,9 @@ class VllmHybridCache(KvCache):
         return node
 
     def _keep(self, lease: Lease, state: State, num_tokens: int) -> None:
-        """Caches the state after the first num_tokens, unless the cache has it. The KV of these tokens is in the
-        cache.
+        """Adds a state to the states that the lease's forward leaves for other requests (`kept`), and caches the state
+        unless the prefix cache has one there. num_tokens: number of the request's first tokens that the state covers.
+        The caller has cached the KV of these tokens.
         """
         assert isinstance(lease, HybridBlocksLease)
         lease.kept.append((num_tokens, state))
@@ -333,7 +340,9 @@ class VllmHybridCache(KvCache):
         self.pool.free(state.pages)
 
     def _leave(self, node: Node) -> None:
-        """Handles the eviction of a node. No request can continue from its state any more."""
+        """Removes the state of a node that is about to be evicted from the cache. The state's pages become free at once
+        or, if requests use the state, when the last of them releases it. No effect if the node has no state.
+        """
         state = self._kept.get(node)
         if state is not None and state in self.unused:
             self._forget(state)
@@ -342,7 +351,9 @@ class VllmHybridCache(KvCache):
             state.node = None
 
     def _evict(self, prefix_cache: RadixCache, num_pages: int) -> None:
-        """Frees num_pages pages of unused states and KV, in the order in which they became unused."""
+        """Evicts unused states and KV, in the order in which they became unused, until num_pages more pages are free or
+        nothing can be evicted.
+        """
         enough = self.pool.num_free + num_pages
         while (lacking := enough - self.pool.num_free) > 0:
             last_access = prefix_cache.next_access()
@@ -355,7 +366,7 @@ class VllmHybridCache(KvCache):
                 prefix_cache.evict(1 if self.unused else lacking, self._leave)
 
     def held_states(self, leases: Sequence[Lease]) -> set[State]:
-        """States that leases hold."""
+        """Returns the states that the given leases hold."""
         return {state for lease in leases if isinstance(lease, HybridBlocksLease) for state in lease.states}
 
     def state_pages(self, leases: Sequence[Lease]) -> list[int]:

@@ -14,20 +14,22 @@ from pdsim.policy.views import TokenSequence
 
 
 class LateBatch(RunningBatch[RequestT]):
-    """A micro-batch whose ended requests keep their pages until the next step has been chosen."""
+    """A micro-batch of vLLM. Its ended requests keep their pages until the instance has chosen its next step."""
 
     def __init__(self, cache: KvCache, wave_requests: float | None) -> None:
         super().__init__(cache, wave_requests)
         self.closing: list[tuple[RequestT, TokenSequence]] = []
-        """Ended requests that keep their pages, with their outputs."""
+        """Ended requests that still hold their pages, each with all its output tokens."""
         self.is_behind = False
-        """True: the result of the batch's last step came after the last choice of a step."""
+        """True: a result of this micro-batch has come since the instance last chose a step."""
 
     def close(self, request: RequestT, output: TokenSequence) -> None:
         self.closing.append((request, output))
 
     def close_ended(self, request_id: int | None = None) -> None:
-        """Frees the pages of ended requests: of the one with request_id, or of all if it is None."""
+        """Ends the leases of ended requests: of the one with request_id, or of all if request_id is None. The prefix
+        cache, if there is one, keeps the KV.
+        """
         closing, self.closing = self.closing, []
         for request, output in closing:
             if request_id in (None, request.request_id):
@@ -69,7 +71,7 @@ class MicroBatches(Generic[RequestT]):
         for batch in self.batches:
             batch.is_alone = False
         self.turn = 0
-        """Index of the micro-batch that begins the next step."""
+        """Index of the micro-batch whose turn it is to begin a step."""
         self._under_way: deque[int] = deque()
 
     @property

@@ -3,9 +3,11 @@
 Both kinds keep as many steps under way as there are stages, one for each micro-batch. Micro-batches share the queue and
 the KV pool.
 
-SGLang chooses a micro-batch's next step when the result of its last step is there. Requests that arrived meanwhile wait
-for that turn (0.5.23, managers/scheduler_pp_mixin.py:121). vLLM chooses a micro-batch's step before the result is
-there, so arrivals wait for the turn of the next micro-batch (0.33.0, v1/engine/core.py:763; config/vllm.py:594).
+SGLang chooses a micro-batch's next step when it has handled the result of the micro-batch's last step. Requests that
+arrived meanwhile wait for that turn (0.5.23, managers/scheduler_pp_mixin.py:121). vLLM chooses a micro-batch's next
+step while the micro-batch's last step is under way. Requests that arrive after this choice wait for the turn of the
+next micro-batch (0.33.0, v1/engine/core.py:763; config/vllm.py:594). pdsim chooses when the last step ends, and handles
+arrivals and frees pages of ended requests after the choice.
 """
 
 from collections import deque
@@ -70,9 +72,9 @@ class StagedAggregatedInstance(AggregatedInstance):
         self._num_tried = 1 if shares_turns else num_stages
         self._most_requests = max(limits.max_running_requests // num_stages, 1)
         self._lacks = [""] * num_stages
-        """_blocked_by of each micro-batch."""
+        """For each micro-batch: `_blocked_by` as it was when the micro-batch was last in self.batch."""
         self._present = 0
-        """Index of the micro-batch in self.batch."""
+        """Index of the micro-batch that is in self.batch."""
         self._num_decoded = 0
 
     def next_step(self, now_ns: int) -> tuple[m.Step | m.Wait, list[m.Command]]:
@@ -139,8 +141,8 @@ class StagedAggregatedInstance(AggregatedInstance):
 
 
 class StagedVllmInstance(VllmDecodeInstance):
-    """vLLM's aggregated instance with pipeline stages. A request is decoded every num_stages steps (0.33.0,
-    v1/core/sched/async_scheduler.py:20).
+    """vLLM's aggregated instance with pipeline stages. If all micro-batches have requests, each request is decoded in
+    every num_stages-th step (0.33.0, v1/core/sched/async_scheduler.py:20).
     """
 
     def __init__(
@@ -168,9 +170,10 @@ class StagedVllmInstance(VllmDecodeInstance):
         self.micro = MicroBatches(self.batch, cache, limits.wave_requests, num_stages, LateBatch)
         self.batch = self.micro.batches[0]
         self._late: list[m.Message] = []
-        """Messages that came while the oldest step was under way. The step after the next one is chosen with them."""
+        """Messages that came while the oldest step was under way. The instance handles them after its next choice of a
+        step."""
         self._has_ended = False
-        """True: a step has ended since the last choice."""
+        """True: a step has ended since the instance last began to choose a step."""
         self._steps: deque[m.Step] = deque()
         """Steps under way, the oldest first."""
         self._stale: dict[int, DecodeRequest] = {}
@@ -226,8 +229,8 @@ class StagedVllmInstance(VllmDecodeInstance):
         return [request for batch in self._late_batches for request, _ in batch.closing]
 
     def on_step_done(self, step: m.Step, result: m.Result, now_ns: int) -> list[m.Command]:
-        """Handles the result of the oldest step under way. Requests that were cancelled during the step get no
-        token.
+        """Handles the result of the oldest step under way, and returns commands. Requests that were cancelled during
+        the step get no token.
         """
         self.batch, self._has_ended = self.micro.batches[self.micro.end()], True
         if isinstance(self.batch, LateBatch):

@@ -29,7 +29,7 @@ class BootstrapQueue:
 
     @property
     def bootstrapping(self) -> list[PrefillRequest]:
-        """Requests that need a grant before prefill begins them, and have none yet."""
+        """Requests without a grant that are not optimistic: prefill begins them only after the grant."""
         return [request for request in self.ungranted.values() if not request.is_optimistic]
 
     def watch(self, request_id: int, now_ns: int) -> list[Command]:
@@ -48,7 +48,9 @@ class BootstrapQueue:
         return self._deadlines.add(grant.request_id, now_ns)
 
     def refuse(self, request_id: int) -> PrefillRequest | None:
-        """Refuses a request. Returns the request if it has no grant yet; else None."""
+        """Refuses a request: drops its early grant, if there is one, and marks the request as refused. Returns the
+        request if it is here without a grant; else None.
+        """
         self.refused.add(request_id)
         self.early.pop(request_id, None)
         return self.ungranted.pop(request_id, None)

@@ -8,7 +8,8 @@ SMOOTHNESS = 0.75
 """A chunk's size is the weighted mean of two sizes: the size that keeps chunk times equal, with this weight, and the
 first chunk's size, with weight 1 - 0.75 (SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR)."""
 LEAST_SHARE = 4
-"""A chunk has at least the first chunk's size divided by this number."""
+"""A chunk has at least the first chunk's size divided by this number, before its size is rounded down to a multiple of
+the page size (of 64 tokens, if pages are smaller) and limited by max_tokens and context_tokens."""
 LEAST_ALIGNMENT, MARGIN_TOKENS = 64, 100
 
 
@@ -31,8 +32,8 @@ class ChunkSizer:
     page_size: int
 
     def num_tokens(self, num_before: int) -> int:
-        """Number of tokens of a prompt's next chunk, above 0. num_before: number of the prompt's tokens before this
-        chunk, above 0.
+        """Size in tokens of a prompt's next chunk, above 0. The prompt may have fewer tokens left. num_before: number
+        of the prompt's tokens before this chunk, above 0.
         """
         if self.quadratic <= 0:
             return self.first_tokens

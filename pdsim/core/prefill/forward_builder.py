@@ -26,8 +26,8 @@ RequestT = TypeVar("RequestT", bound=Request)
 
 GiveWay = Callable[[RequestT, float], float]
 """Function that preempts running requests to free a slot for a prompt. Arguments: the prompt's request, and the number
-of free tokens. Returns the number of tokens that were reserved for the preempted requests; -1: no request was
-preempted."""
+of available tokens that are not reserved. Returns the number of tokens that were reserved for outputs of the preempted
+requests; -1: no request was preempted."""
 Fits = Callable[[RequestT, list[RequestT], int], bool]
 """Function that tells whether a request that ignores EOS fits into a forward. Arguments: the request, requests that the
 forward has begun already, and the number of free tokens after the request's prompt."""
@@ -43,18 +43,18 @@ class Forward:
     prefill_tokens: int = 0
     num_slots: int = 0
     reserved_tokens: float = 0
-    """Number of tokens of the pool that further prompts may not take: reserved for chunks of this forward and for
-    outputs."""
+    """Number of tokens of the pool that further prompts may not take: reserved for chunks and running requests of this
+    forward, and for outputs."""
     taken_tokens: int = 0
     """Tokens of the pool that this forward takes: whole pages of its chunks, a further page per chunk, and 1 token per
     running request that the forward decodes. Tokens reserved for outputs are not counted."""
     chunks: list[PrefillChunk] = field(default_factory=list)
     media: Sequence[MediaItem] = ()
-    """Images and audio clips that the instance encodes before the forward."""
+    """Images and audio clips that a vLLM instance encodes, or whose embeddings it loads, before the forward."""
     hold_until_ns: int | None = None
-    """Time in ns before which the policy begins no prompt. None: the policy does not hold prompts back."""
+    """Time in ns at which to choose again: the policy's hold or a wait for a prefetch ends then. None: neither does."""
     blocked_by: str = ""
-    """Resource that the first blocked prompt lacks: "slots" or "pages". Empty: no prompt is blocked."""
+    """Resource for lack of which no further prompt may begin: "slots" or "pages". Empty: no such lack."""
 
     @property
     def is_spent(self) -> bool:
@@ -95,7 +95,7 @@ class ForwardBuilder(Generic[RequestT]):
         self._unshared: RequestT | None = None
         """The partial prompt, if its last chunk is not cached yet."""
         self._writer: RequestT | None = None
-        """The prompt whose chunk was cached last. A forward may still compute the chunk."""
+        """The prompt whose chunk was cached last, if a forward may still compute the chunk. Else None."""
         self._cache = cache
         self._prefetcher = cache.prefetcher
         self._policy = policy
@@ -112,8 +112,8 @@ class ForwardBuilder(Generic[RequestT]):
             self._policy = FirstComeFirstServed()
         self._keeps_order = type(self._policy) is FirstComeFirstServed
         self._sorts = isinstance(self._policy, CacheAwareOrder)
-        """True: the policy sorts prompts by cached tokens. Each sort counts as a use of the cached prefixes, even if no
-        prompt can begin."""
+        """True: the policy sorts prompts by their cached prefixes. Each sort counts as a use of these prefixes, even if
+        no prompt can begin."""
         self._shortest = self._policy if isinstance(self._policy, ShortestPrefillFirst) else None
         self._refreshes = rules.refreshes_waiting and not self._sorts and tree is not None and tree.evicts_by_recency
         self._num_choices = 0
@@ -121,7 +121,7 @@ class ForwardBuilder(Generic[RequestT]):
         """_num_entries: number of calls of `enqueue`. _num_taken_tokens: number of prompt tokens that forwards have
         taken."""
         self.spare_tokens = 1
-        """Number of tokens that must stay free when a prompt begins."""
+        """Number of tokens that must stay free when a prompt begins, beyond its own tokens and reserved tokens."""
 
     # What a prefill policy sees.
 
@@ -131,7 +131,7 @@ class ForwardBuilder(Generic[RequestT]):
 
     @property
     def unbegun(self) -> list[RequestT]:
-        """Prompts that no forward has taken: waiting prompts and, in a subclass, prompts whose KV is being loaded."""
+        """Prompts that no forward has taken: waiting prompts and, in a subclass, prompts whose KV is or was loaded."""
         return list(self._waiting.values())
 
     @property
@@ -181,7 +181,7 @@ class ForwardBuilder(Generic[RequestT]):
     def fill(
         self, now_ns: int, num_slots: int | None, *, reserved_tokens: float = 0, num_decode_tokens: int = 0
     ) -> Forward:
-        """Returns the next forward. It continues begun prompts, and begins prompts that the policy picks.
+        """Returns the next forward, perhaps without chunks. Continues begun prompts, and begins the policy's picks.
 
         num_slots: number of prompts that may begin, because slots are free; None: no prompt may begin. reserved_tokens:
         number of tokens of the pool that are reserved for outputs of other requests. num_decode_tokens: number of
@@ -315,7 +315,7 @@ class ForwardBuilder(Generic[RequestT]):
     # Filling.
 
     def _is_full(self, forward: Forward) -> bool:
-        """True if no further prompt may begin in this forward."""
+        """True if the forward's limits of tokens leave no token for a further prompt."""
         return forward.is_spent
 
     def _go_on(self, forward: Forward) -> None:
@@ -411,8 +411,8 @@ class ForwardBuilder(Generic[RequestT]):
         return self._allows_fixed is not None and request.ignores_eos
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens to the forward. Returns False if the chunk would be empty. A prompt that
-        the chunk does not complete is stored as `self.partial`. Only the last chunk of a prompt may end within a page.
+        """Adds a chunk of at most limit tokens. Returns False if it would be empty, or a second prompt incomplete. An
+        incomplete prompt is stored as `self.partial`. Its first chunk has whole pages unless `_has_fixed_output`.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         unit = 1 if self.partial is request or self._has_fixed_output(request) else self.page_size

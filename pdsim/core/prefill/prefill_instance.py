@@ -14,7 +14,8 @@ instance, or no grant in time. A request that no forward has taken is dropped at
 their present forward and transfer end.
 
 Optimistic prompts begin before decode has granted pages. They give their pages and slots to granted prompts: partly
-computed prompts at the end of a chunk, parked prompts if no other request can proceed. Their KV stays cached.
+computed prompts at the end of a chunk, parked prompts if no other request can proceed. KV of theirs that the prefix
+cache has stays there.
 """
 
 from bisect import insort
@@ -58,7 +59,7 @@ class PrefillInstance:
         self.page_size = cache.page_size
         self.max_steps_in_flight = limits.max_steps_in_flight
         self.granted: list[PrefillRequest] = []
-        """Requests that have a grant, and wait for a slot for their first token, by arrival."""
+        """Requests that have a grant, or are optimistic, and wait for a slot for their first token, by arrival."""
         self.sending: dict[int, PrefillRequest] = {}
         by_layer = limits.overlap and planner.sends_layers  # from pages that a cached chunk may give up
         self._builder: ForwardBuilder[PrefillRequest] = ForwardBuilder(
@@ -94,7 +95,7 @@ class PrefillInstance:
 
     @property
     def num_slots_sending(self) -> int:
-        """Number of slots held by computed requests whose transfer has not ended."""
+        """Number of slots held by requests in `sending`: computed or given up, with a transfer that has not ended."""
         return len(self.sending)
 
     # What a driver calls.
@@ -219,13 +220,13 @@ class PrefillInstance:
         return (self._builder.begun.get(request_id) or self.sending[request_id]).lease
 
     def requests(self) -> list[int]:
-        """Ids of all requests of the instance, in any state."""
+        """Ids of all requests of the instance, in any state, and of requests whose grant came before NewRequest."""
         queued = [*self._bootstrap.bootstrapping, *self.granted, *self._builder.unbegun]
         held = [*self._builder.begun, *self.sending, *self._set_aside]
         return [*(request.request_id for request in queued), *self._bootstrap.early, *held]
 
     def holding(self) -> list[PrefillRequest | Returning]:
-        """All requests that hold pages."""
+        """All requests that hold pages, and KV that decode sends back into pages (Returning)."""
         taking = [] if self._taker is None else self._taker.held.values()
         return [*self._builder.begun.values(), *self.sending.values(), *taking]
 
@@ -392,7 +393,9 @@ class PrefillInstance:
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
-        """Removes and returns a request that no forward computes. None: there is no such request."""
+        """Returns a request that no forward computes, and removes it from all queues. A request in `sending` stays
+        there until its transfer ends. None: there is no such request.
+        """
         if request := self._builder.withdraw(request_id):
             return request
         if request := self.sending.get(request_id) or self._set_aside.pop(request_id, None):
@@ -403,7 +406,9 @@ class PrefillInstance:
         return None
 
     def _stop_sending(self, request: PrefillRequest) -> list[m.Command]:
-        """Stops sending a request's KV. If a forward still computes the request, sending stops after the forward."""
+        """Moves a request that is given up to `sending`, and returns a message that stops its transfer. If a forward
+        still computes the request, does nothing; on_step_done calls this method again when the forward has ended.
+        """
         if request.is_in_forward:
             return []
         self._builder.begun.pop(request.request_id, None)

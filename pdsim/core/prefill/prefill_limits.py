@@ -6,25 +6,32 @@ from pdsim.dataclass import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillLimits:
-    """Limits of one forward and of the whole instance, by SGLang's names."""
+    """Limits of one forward and of a whole prefill instance. vLLM's prefill instance limits the tokens and prompts of
+    its forwards by TokenBudget instead.
+    """
 
     max_running_requests: int
-    """Maximum number of requests that have begun and whose transfer has not ended."""
+    """SGLang: maximum number of requests that have begun and whose transfer has not ended. vLLM: maximum number of
+    begun prompts that are not computed completely."""
     chunked_prefill_tokens: int | None
-    """Maximum tokens of one forward. None: every prompt is computed in one piece."""
+    """Maximum uncached tokens of one forward; with a ChunkSizer, only of a forward that continues no prompt. None: no
+    limit, so that a prompt is computed in one piece unless the policy cuts it (Pick.max_tokens)."""
     max_prefill_tokens: int
-    """Maximum uncached tokens of one forward. The first prompt of a forward may exceed the limit."""
+    """Number of uncached tokens after which a forward begins no further prompt. If prompts are not cut into chunks
+    (chunked_prefill_tokens None), or with EngineRules.caps_chunked_prompts, a prompt that needs all remaining tokens or
+    more also waits, unless the prompt is the forward's first."""
     overlap: bool = True
     """True: the instance chooses the next forward while one runs, and handles results one forward late (SGLang's
     overlap schedule)."""
     bootstrap_timeout_ns: int | None = None
-    """Maximum time in ns from a request's arrival until decode has granted pages
-    (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). None: no limit."""
+    """Maximum time in ns from a request's arrival at prefill until decode has granted pages, or from an earlier grant
+    until the request arrives (SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT). None: no limit."""
     optimistic_attempts: int = 0
     """Maximum number of attempts to compute a prompt before decode has granted pages (--optimistic-prefill-attempts).
     0: a prompt waits for its grant."""
     num_stages: int = 1
-    """Number of pipeline stages, and of forwards under way. Above 1, overlap has no effect."""
+    """Number of pipeline stages. Above 1, this is also the maximum number of forwards under way, and `overlap` has no
+    effect."""
     prefill_max_requests: int | None = None
     """Maximum number of prompts in one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
@@ -32,7 +39,9 @@ class PrefillLimits:
 
     @property
     def max_first_tokens(self) -> int:
-        """Number of slots for first tokens: SGLang's metadata buffers. A first token holds a slot until it is sent."""
+        """Number of slots for first tokens: SGLang's metadata buffers. A request holds a slot from its entry into the
+        queue of prompts until its transfer ends (vLLM: until its prompt is computed).
+        """
         return 2 * self.max_running_requests
 
     @property

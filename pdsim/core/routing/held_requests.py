@@ -1,4 +1,4 @@
-"""Requests that the router holds back while all instances are busy (QueuePolicy)."""
+"""Requests that the router holds back while all instances that compute prompts are busy (QueuePolicy)."""
 
 from heapq import heappop, heappush
 
@@ -8,8 +8,8 @@ from pdsim.policy.protocols import QueuePolicy
 
 
 class HeldRequests:
-    """The queue in the router. An arriving request joins it if other requests wait in it or all instances are busy, as
-    in Dynamo's should_queue.
+    """The queue in the router. An arriving request joins the queue if other requests wait there or all instances that
+    compute prompts are busy, as in Dynamo's should_queue.
     """
 
     def __init__(self, policy: QueuePolicy, instances: RoleRouter, forward_tokens: int) -> None:
@@ -23,7 +23,7 @@ class HeldRequests:
         self._order: list[tuple[float, int, int]] = []
         """Heap of (rank, number of the entry, request id). Entries of withdrawn requests have no effect."""
         self._entries: dict[int, int] = {}
-        """Number of the entry of each waiting request."""
+        """By request id: number of the waiting request's entry in `_order`."""
         self._num_entries = 0
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class HeldRequests:
         self._entries.pop(request_id, None)
 
     def take(self, *, anyway: bool = False) -> int | None:
-        """Removes the first request and returns its id. None: no request waits, or all instances are busy. anyway:
-        True: takes the request even if all instances are busy.
+        """Removes the request with the lowest rank and returns its id. None: no request waits, or all instances are
+        busy. anyway: True: takes the request even if all instances are busy.
         """
         while self._order and self._entries.get(self._order[0][2]) != self._order[0][1]:
             heappop(self._order)

@@ -9,14 +9,16 @@ from pdsim.policy.pages import LeastRecentlyUsed
 from pdsim.policy.views import TokenSequence
 
 PAGE_SIZE = 64
-"""Page size in tokens of remembered prompts, if the instances' page size is unknown."""
+"""Default page size in tokens of remembered prompts. With a policy that has `is_kv_aware = True`, the instances' page
+size is used instead."""
 _NOBODY: frozenset[str] = frozenset()
 
 
 class PromptMemory:
     """The prompts that a router sent to one instance.
 
-    The memory forgets the least recently sent prompts first. A prompt that is larger than the memory is not remembered.
+    The memory forgets the least recently sent prompts first. A prompt that has more whole pages than the memory, or
+    none, is not remembered.
     """
 
     def __init__(self, num_tokens: int, page_size: int = PAGE_SIZE) -> None:
@@ -30,7 +32,7 @@ class PromptMemory:
         return 0 < len(prompt) // self._page_size <= self._num_pages
 
     def num_tokens(self, prompt: TokenSequence) -> int:
-        """Number of the prompt's first tokens that were sent to the instance before."""
+        """Number of the prompt's first tokens that remembered prompts have, too, in whole pages."""
         return self._prefixes.peek(prompt)
 
     def add(self, prompt: TokenSequence) -> list[Hashable]:
@@ -71,7 +73,7 @@ class PromptMemories:
         return self._memories[instance_id].num_tokens(prompt)
 
     def holders(self, prompt: TokenSequence) -> Collection[str]:
-        """Instances that may have got a prompt with the same first page before."""
+        """Instances with a remembered prompt that has the same first page. Empty if the prompt has no whole page."""
         page = self._page_size
         return self._holders.get(prompt.page_key(0, page), _NOBODY) if len(prompt) >= page else _NOBODY
 

@@ -35,8 +35,9 @@ class RankedRouter(RoleRouter):
         return list(self._server_of)
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
-        """Notes how many first tokens of the next prompt each rank has cached. A server counts like its rank with most
-        of these tokens in GPU and host memory together.
+        """Stores how many first tokens of the next prompt each server has cached, if the policy has `reads_caches =
+        True`. A server counts like its rank with most of these tokens in GPU and host memory together. cached: numbers
+        of cached tokens of ranks.
         """
         best: dict[str, m.CachedTokens] = {}
         for one in cached:

@@ -65,7 +65,8 @@ class RoleRouter:
     ) -> None:
         self.now_ns = 0
         self.session = -1
-        """Session of the request for which an instance is being chosen. -1: the request has no session."""
+        """Session (session_of) of the request for which an instance is being chosen. -1: the request has no session, or
+        the role has one instance, or the policy has no `reads_sessions = True`."""
         self.role = role
         self.page_size = memory.page_size
         self._policy = policy
@@ -77,7 +78,7 @@ class RoleRouter:
         """Loads of the instances from which the policy may choose."""
         self.counts_streams = False
         """True: loads count only requests whose clients receive tokens, by calls of `count`. False: loads count all
-        routed requests."""
+        routed requests until they end."""
         self._down: set[str] = set()
         self._memory = memory
         self._remembered: PromptMemories | None = None
@@ -87,11 +88,12 @@ class RoleRouter:
         self._sessions = SessionBindings() if self.reads_sessions and not self._only else None
         self.reads_caches: bool = role != "decode" and getattr(policy, "reads_caches", False)
         self._cached: dict[str, tuple[int, int]] = {}
-        """Tokens of the prompt for which an instance is being chosen, in GPU and in host memory, by instance."""
+        """By instance: how many first tokens of the prompt for which an instance is being chosen are cached in GPU
+        memory, and how many further tokens behind these in host memory."""
         self._scope: Scope = getattr(policy, "scope", "run")
         self.num_picked_cached_tokens: int | None = None
-        """Number of tokens of the last routed prompt that were sent to the same instance before. None: no policy needs
-        the number."""
+        """Number of first tokens of the last routed prompt that the router remembers having sent to the same instance
+        before (num_cached_tokens). None: no DisaggregationPolicy needs the number."""
 
     def num_cached_tokens(self, prompt: TokenSequence, instance_id: str) -> int:
         """Number of the prompt's first tokens that the instance has cached as far as the router knows: tokens that were

@@ -1,4 +1,6 @@
-"""Counts the load of each instance from its unfinished requests: prompt tokens to compute, and pages in use."""
+"""Counts the load of each instance from its unfinished requests: uncached tokens of prompts that are not computed yet,
+and distinct whole pages of all prompts.
+"""
 
 from collections.abc import Iterable
 
@@ -56,7 +58,9 @@ class RoutedWork:
         self._requests: dict[int, _Work] = {}
 
     def num_uncached_tokens(self, instance_id: str) -> int:
-        """Number of prompt tokens of all routed requests that the instance still has to compute."""
+        """Number of uncached tokens of the instance's prompts that are not computed yet. The tokens of a prompt count
+        until the whole prompt is computed.
+        """
         return self._num_uncached_tokens[instance_id]
 
     def num_pages_with(self, prompt: TokenSequence, num_pages: int, instance_id: str) -> int:

@@ -2,9 +2,9 @@
 
 state       meaning                                            begins with
 held        all instances are busy (router.queue)              Arrival, or Woken for a retry
-routed      an attempt is under way                            Arrival, or Woken for a retry -> NewRequest to a pair
-waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, or all are down
-gone        the client knows that the request has ended        the attempt finished, or no attempt is left
+routed      an attempt is under way                            Arrival, Woken, any message if held -> NewRequest
+waiting     backoff before the next attempt                    Failed (retryable), PeerDown of decode, or a role is down
+gone        the client knows that the request has ended        the attempt finished, Cancel, or no attempt is left
 
 Each retry has a new id, so that no instance confuses late messages of an old attempt with the new attempt. The first
 attempt has the client's id; the second retry of request 17 has id 2000000017. A request whose first token was streamed
@@ -47,7 +47,7 @@ def num_retries(attempt: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class RetryLimits:
-    """Limits of retries, with the names and defaults of SGLang's gateway."""
+    """Limits of retries, with the defaults of SGLang's gateway."""
 
     max_retries: int = 5
     initial_backoff_ns: int = 50_000_000
@@ -85,7 +85,8 @@ class _Request:
     num_retries: int = 0
     """Number of retries, including a retry that waits for the end of its backoff."""
     attempt: m.NewRequest | None = None
-    """The last attempt. at_prefill and at_decode tell which instances still work on it."""
+    """The last attempt; at_prefill and at_decode tell which instances still work on this attempt. None: the request was
+    never routed."""
     at_prefill: bool = False
     at_decode: bool = False
     streamed: bool = False
@@ -130,18 +131,21 @@ class Router:
         """
         self.roles = {"aggregated": prefill} if decode is None else {"prefill": prefill, "decode": decode}
         self.live: dict[int, _Request] = {}
-        """Unfinished requests by the client's id, in the order in which they were routed."""
+        """By the client's id: requests that have not ended for their clients, or on which prefill still works. A
+        request that is tried again moves to the end."""
         self._waiting: dict[int, _Request] = {}
-        """Routed requests whose clients have no token yet, by the client's id."""
+        """By the client's id: held and routed requests whose clients have no token yet. A request in backoff is left
+        out. If hears_first_tokens is False, a request with tokens stays included until decode ends it."""
         self._prefill = prefill
         self._decode = prefill if decode is None else decode
         self._is_aggregated = decode is None
         (prefill_id, *others), (decode_id, *more) = prefill.instance_ids, self._decode.instance_ids
         reads_loads = disaggregation is not None or held is not None or counts_streams
         self._only_pair = None if others or more or reads_loads else (prefill_id, decode_id)
-        """The only prefill and decode instance, if nothing reads their loads. None: requests have a choice."""
+        """Ids of the only prefill and the only decode instance (equal if aggregated). None: a role has several
+        instances, or their loads are needed."""
         self._role_down = ""
-        """First role of which no instance is up. Empty: each role has one."""
+        """First role of which no instance is up. Empty: each role has an instance that is up."""
         self._limits = limits
         self._shedding = shedding
         self._disaggregation = disaggregation
@@ -163,7 +167,9 @@ class Router:
         self._now_ns = 0
 
     def client_of(self, attempt: int) -> int | None:
-        """Returns the client's id of a request, if `attempt` is the id of its present attempt. Otherwise None."""
+        """Returns the client's id of a request, if `attempt` is the id of the request's last attempt and an instance
+        still works on this attempt. Otherwise None.
+        """
         request = self._under_way(attempt)
         return None if request is None else request.arrival.request_id
 
@@ -314,7 +320,9 @@ class Router:
         return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
-        """Schedules another attempt after a backoff. If no retry is left, ends the request with Failed."""
+        """Schedules another attempt after a backoff, and returns an alarm. If no retry is left, or the first token was
+        streamed, ends the request and returns Failed.
+        """
         request_id, limits = request.arrival.request_id, self._limits
         if request.streamed or request.num_retries == limits.max_retries:
             del self.live[request_id]
@@ -352,7 +360,9 @@ class Router:
         return [] if was_finished else [replace(failed, request_id=request.arrival.request_id)]
 
     def _cancel(self, cancel: m.Cancel) -> list[m.Command]:
-        """Drops a request that its client has cancelled. No effect if the request has ended at decode."""
+        """Drops a request that was cancelled by its client or shed. No effect if the router does not know the request,
+        or if decode has ended it.
+        """
         request = self.live.get(cancel.request_id)
         if request is None or (request.at_prefill and not request.at_decode):
             return []

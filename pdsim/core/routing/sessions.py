@@ -1,12 +1,13 @@
-"""Binds sessions to instances. All requests of a session go to one instance while pauses between requests are shorter
-than a limit.
+"""Binds sessions to instances, so that a routing policy can send all requests of a session to one instance while pauses
+between requests are shorter than a limit.
 """
 
 from pdsim.dataclass import dataclass
 from pdsim.policy.protocols import Scope
 
 _AGENTS = 1 << 32
-"""Sub-agent k of session s has session number s + k * _AGENTS. Clients' session numbers are smaller."""
+"""With scope "agent", agent k of session s has session number s + k * _AGENTS (see session_of for other scopes).
+Clients' session numbers are smaller than _AGENTS."""
 
 
 def session_of(scope: Scope, session: int, agent: int) -> int:
@@ -41,7 +42,7 @@ class SessionBindings:
 
     def instance_of(self, session: int, ttl_ns: int, now_ns: int) -> str:
         """Returns the instance to which a session is bound. Empty: the session is new, or was idle for at least
-        `ttl_ns`.
+        `ttl_ns`. Removes the bindings of all sessions that were idle for so long.
         """
         while self._idle:
             first = next(iter(self._idle.values()))

@@ -2,11 +2,12 @@
 KV in prefill's cache.
 
 state      meaning                                                     message
-offered    decode has prompt and output in its prefix cache, locked    -> KvOffered to the prefill instance
+offered    decode has locked the cached KV of prompt and output        -> KvOffered to the prefill instance
 wanted     prefill lacks enough of this KV, and has pages for it       -> KvWanted; the decode instance sends the KV
 returned   prefill caches the KV, decode unlocks it                    KvReturned
 
-Nothing is sent if prefill lacks only little of the KV, or has no pages for it. Law: tests/laws/test_kv_returns.py.
+Nothing is sent if prefill lacks the KV of fewer than LEAST_TOKENS tokens, or has no pages for the lacking KV. Law:
+tests/laws/test_kv_returns.py.
 """
 
 from pdsim.core.memory.kv_cache import KvCache, Lease
@@ -72,7 +73,7 @@ class KvGiver:
 
 
 class KvTaker:
-    """The prefill side of KV returns: asks for offered KV, and caches it."""
+    """The prefill side of KV returns: asks for offered KV or refuses the offer, and caches KV that has come."""
 
     def __init__(self, cache: KvCache) -> None:
         self.held: dict[int, Returning] = {}

@@ -6,12 +6,13 @@ Each state of a cell begins with a message:
 lent        AskStaging came -> StagingLent              a span for every cell of the request
 written     CellWritten came -> Scatter                 the KV is in the ring
 scattered   CellScattered came                          the KV is in its pages; the decode instance gets a message
-free        FreeCells came -> StagingWatermark          the instance's loop sends FreeCells once per decode step
+free        FreeCells came -> StagingWatermark          the instance's loop sends FreeCells at most once per step
 given up    Abort came -> spans free, Abort passed on   when no scatter of the request is under way
 lost        KvLost came -> KvLost passed on             the instance decides when to give the spans up
 
-The last unit's KvArrived goes on to the instance when every cell of the request is scattered. Messages reach the
-receiver at once; it does not wait for the decode instance's loop.
+PeerDown of a prefill instance counts as Abort of each request that the instance was sending; if the instance has
+restarted, after a timeout. The last unit's KvArrived goes on to the instance when every cell of the request is
+scattered. Messages reach the receiver at once; it does not wait for the decode instance's loop.
 """
 
 from collections.abc import Sequence
@@ -54,11 +55,11 @@ class Receiver:
         self._prefill_ids = prefill_ids
         self._incoming: dict[int, _Incoming] = {}
         self._aborted = LateRequests()
-        """Aborted requests. The receiver ignores messages about these requests."""
+        """Aborted requests, and requests whose KV was lost. The receiver ignores AskStaging of these requests."""
         self._orphans = Deadlines(self.instance_id, release_timeout_ns)
         self._strangers: set[str] = set(prefill_ids) if has_restarted else set()
-        """Prefill instances whose sender does not know the present watermark, because it or this receiver has
-        restarted."""
+        """Prefill instances whose sender may not know the present watermark: this receiver has restarted, or the
+        instance has come up or failed since its last AskStaging."""
 
     @property
     def held(self) -> list[int]:

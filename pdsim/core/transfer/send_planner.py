@@ -45,7 +45,8 @@ class RankPairLayout:
     """For pairs whose prefill rank is in a pipeline stage with fewer layers than the largest stage: number of missing
     layers, summed over all pairs of a prefill rank and a decode rank."""
     slices: bool = False
-    """True: prefill and decode divide KV heads differently, so each token of each array needs its own descriptor."""
+    """True: prefill and decode divide KV heads differently, so each token of each array needs its own descriptor,
+    unless KV is staged or pushed. With vLLM always False: one rank's heads are one piece of a block."""
     coalesces: bool = True
     """True: the engine joins pages that are contiguous on both sides into one descriptor (Mooncake does, NIXL does
     not)."""
@@ -113,7 +114,7 @@ class RankPairLayout:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers whose KV one pair of ranks sends."""
+        """Number of layers with arrays in num_planes, whose KV one pair of ranks sends."""
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
@@ -261,7 +262,7 @@ class PrefillRequest(Request):
     """Number of the current attempt to compute the prompt, if prefill need not wait for decode's grant of pages. 0:
     prefill waits for the grant."""
     ends_with_first_token: bool = False
-    """True: the first token of the computed prompt is also its last token. Set while the prompt waits for its grant."""
+    """True: the first token is also the request's last. Set only if the prompt was computed before its grant came."""
     has_fixed_output: bool = False
 
     @property
@@ -352,9 +353,7 @@ class SendPlanner:
         return self._layers(request, chunk, step_id, now_ns) if self._layer_groups else []
 
     def ask_staging(self, request: PrefillRequest) -> list[Command]:
-        """Returns a message that asks for the request's staging cells in the ring. Empty if the request is not
-        staged.
-        """
+        """Returns a message that asks for the request's staging cells in the ring. Empty if nothing is staged."""
         if not request.cursor.is_staged:
             return []
         page_bytes = self._layout.page_bytes * self._layout.num_writers
@@ -408,7 +407,7 @@ class SendPlanner:
         return units
 
     def _layers(self, request: PrefillRequest, chunk: PrefillChunk, step_id: int, now_ns: int) -> list[Command]:
-        """Returns one unit for each layer group of a chunk. A unit may be sent when its group is computed."""
+        """Returns one unit per layer group of a chunk, to send when the group is computed. Empty: no new whole page."""
         units: list[Command] = []
         end = chunk.num_context_tokens + chunk.num_tokens
         for piece in request.cursor.advance(end, request.lease.table, is_last=chunk.is_last):

@@ -55,15 +55,15 @@ class Sender:
         self._queues = [_Queue() for _ in range(num_queues)]
         self._decode_ids = decode_ids
         self._shards: dict[str, int] = {}
-        """Number of the queue of each decode instance. An entry is made at the first unit, because tables of all pairs
-        of instances would be large."""
+        """Index of the queue of each decode instance; not used with by_request. The table is made when the sender gets
+        its first unit, because tables of all pairs of instances would be large."""
         self._computed = (0, 0)
         """Id of the step whose layers are being computed, and number of its layer groups that are computed."""
         self._spans: dict[tuple[int, int], Span] = {}
         self._watermarks: dict[str, Watermark] = {}
         self._stopped = LateRequests()
-        """Requests that the sender no longer sends. The sender drops later messages about them. Reason _LOST: bytes of
-        the request may still arrive."""
+        """Requests that the sender no longer sends. The sender drops later TransferUnits and StagingLent of these
+        requests. Reason _LOST: bytes of the request may still arrive."""
         self._stopping: dict[int, m.StopSending] = {}
         """Stopped requests of which one unit is still being sent, with the message that stopped them."""
 

@@ -24,7 +24,8 @@ class StagingPlan:
     """Size in bytes of a prefill worker's staging buffer. A request whose cells are larger is sent as slices of pages.
     None: every cell fits."""
     ring_bytes: int
-    """Size in bytes of a decode rank's ring. A request whose cells are larger fails."""
+    """Size in bytes of a decode rank's ring. A request fails if one of its cells, with the parts of all prefill ranks
+    that write to the cell, is larger."""
 
 
 class Span(NamedTuple):
@@ -37,7 +38,9 @@ class Span(NamedTuple):
 
 
 class Watermark(NamedTuple):
-    """Start of the oldest lent span. All bytes before it in this round, and all earlier rounds, are free."""
+    """Start of the oldest lent span; if no span is lent, where the next span will start. All bytes before this place in
+    this round, and all earlier rounds, are free.
+    """
 
     round: int = 0
     offset: int = 0

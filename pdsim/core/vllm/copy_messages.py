@@ -7,7 +7,9 @@ from pdsim.core.vllm.vllm_forward_builder import VllmForwardBuilder
 
 
 def on_copied(message: m.Message, builder: VllmForwardBuilder[RequestT], cache: KvCache) -> bool:
-    """Handles a message about copies from or to host memory, or about embeddings. Returns False for other messages."""
+    """Handles a message about copies from or to host memory, or about embeddings, and returns True. Returns False for
+    other messages.
+    """
     if builder.reads is not None and builder.reads.on_message(message):
         return True
     if cache.chunks is not None and isinstance(message, m.Prefetched):

@@ -30,14 +30,14 @@ class EmbeddingReads:
     def __init__(self, instance_id: str, embedding_bytes: Mapping[str, int]) -> None:
         """embedding_bytes: bytes of the embeddings of one token, by modality."""
         self.ready: set[MediaKey] = set()
-        """Items whose embeddings host memory has."""
+        """Items whose embeddings prompts may use: host memory had the embeddings at the last `poll`."""
         self._instance_id = instance_id
         self._embedding_bytes = embedding_bytes
         self._under_way: dict[tuple[int, int], _Read] = {}
         """Reads that are asked, granted or reading, by (id of the request that asked, index of the item in its media).
         """
         self._wanted: set[MediaKey] = set()
-        """Items of reads under way."""
+        """Items that were asked for and are not `ready` yet."""
         self._granted: list[_Read] = []
         self._arrived: list[_Read] = []
         self._commands: list[m.Command] = []

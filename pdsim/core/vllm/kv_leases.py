@@ -37,9 +37,10 @@ class KvLeases:
         self._owner = owner
         self._times = times
         self._computed_ns: dict[int, int] = {}
-        """Time at which each prompt was computed whose KV is still unread, by request id."""
+        """By request id: time in ns at which the prompt was computed. Has only requests whose KV decode has not begun
+        to read."""
         self._ends_ns: dict[int, int] = {}
-        """Ends of the leases that a dead decode instance has left, by request id."""
+        """By request id: time in ns at which the lease ends. Has only requests whose decode instance has died."""
 
     def begin(self, request_id: int, now_ns: int) -> None:
         """Notes that the request's prompt is computed at now_ns, and that its KV waits until decode reads it."""
@@ -67,7 +68,7 @@ class KvLeases:
         return [WakeAt(self._owner, end_ns) for end_ns in sorted({self._ends_ns[one] for one in left})]
 
     def expired(self, now_ns: int) -> list[int]:
-        """Removes the leases that have ended by now_ns, and returns the ids of their requests."""
+        """Removes those leases of dead decode instances that have ended by now_ns. Returns the ids of the requests."""
         found = [request_id for request_id, end_ns in self._ends_ns.items() if end_ns <= now_ns]
         for request_id in found:
             self.end(request_id)

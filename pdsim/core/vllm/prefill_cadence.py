@@ -13,8 +13,8 @@ class PrefillCadence:
     """
 
     def __init__(self, interval_steps: int) -> None:
-        """interval_steps: at most one of this number of consecutive steps computes prompts, while requests decode. 1:
-        every step may compute prompts.
+        """interval_steps: at most one of this number of consecutive steps computes prompts, while requests decode and
+        the instance is not behind. 1: every step may compute prompts.
         """
         self._interval_steps = interval_steps
         self._num_steps = 0

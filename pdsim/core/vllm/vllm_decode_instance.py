@@ -34,7 +34,9 @@ from pdsim.policy.views import TokenSequence
 
 
 def was_preempted(request: DecodeRequest) -> bool:
-    """True if a waiting request was preempted. Such a request has output tokens already."""
+    """True if a waiting request was preempted after its first token: it has output tokens. False for a request that was
+    preempted before its prompt was computed.
+    """
     return request.num_output_tokens > 0
 
 
@@ -74,7 +76,7 @@ class VllmDecodeInstance(DecodeInstance):
         self._cadence = PrefillCadence(budget.prefill_interval_steps)
         self._num_forwards = self._num_admitted = 0
         self._preempts = False
-        """True: a request was preempted for the next step, so this step begins no request."""
+        """True: a request was preempted for the next step, so the step begins no further request."""
         self._blocked_by = ""
         """Resource that the first blocked prompt lacks: "slots" or "pages". Empty: no prompt is blocked."""
 

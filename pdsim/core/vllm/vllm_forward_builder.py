@@ -63,15 +63,17 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         super().__init__(cache=cache, policy=policy, chunk_tokens=budget.step_tokens, max_prefill_tokens=UNLIMITED)
         self.spare_tokens = 0
         self.is_held = False
-        """True: the next step computes no prompt."""
+        """True: the next step computes no prompt if requests decode in the step (PrefillCadence)."""
         self.num_beside = 0
-        """Number of requests that wait or run and are not known here, such as those of other micro-batches."""
+        """Number of requests of the instance that are neither in this builder nor in the batch that decodes, such as
+        those of other micro-batches."""
         self._prompt_tokens = UNLIMITED if budget.prompt_tokens is None else budget.prompt_tokens
         self._has_fair_shares = budget.has_fair_shares
         self._step_prompt_tokens = self._prompt_tokens
         """Maximum tokens of one prompt in the step that is being filled."""
         self._lacks_embeddings = False
-        """True: no token of the last prompt could be computed, because its next image cannot be encoded now."""
+        """True: the step can take no token of the prompt that `_compute` tried last, because the prompt's next image or
+        audio clip cannot be encoded now."""
         self._encoder = EncoderCache(budget.encoder_tokens, splits_items=budget.splits_media)
         self.reads = reads
         self._partials: dict[int, RequestT] = {}
@@ -82,7 +84,8 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         self._dropped: dict[int, RequestT] = {}
         """Prompts that were given up during their load. The load still writes into their pages."""
         self._preempted: set[int] = set()
-        """Ids of preempted prompts that wait to begin again. Requests with outputs may lack here."""
+        """Ids of partly computed prompts that were preempted and wait to begin again. Requests that were preempted
+        while they decoded, or (with pipeline stages) while a step computed them, are left out."""
 
     @property
     def is_midway(self) -> bool:
@@ -119,7 +122,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     @property
     def loads(self) -> list[RequestT]:
-        """Prompts with pages for KV from host memory, while it is loaded and until a step takes their next tokens."""
+        """Prompts that hold pages for KV from host memory: until a step takes their next tokens, or, if they were given
+        up during the load, until the load ends.
+        """
         return [*self._loading.values(), *self._loaded.values(), *self._dropped.values()]
 
     def take_reads(self) -> list[Command]:
@@ -140,7 +145,7 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
 
     def on_loaded(self, request_id: int) -> None:
         """Handles the end of a prompt's load from host memory. The loaded KV is cached, and the next step may begin the
-        prompt.
+        prompt. If the prompt was given up during the load, its pages are freed instead.
         """
         assert self._cache.offload is not None
         self._cache.offload.on_loaded(request_id)
@@ -395,7 +400,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         return UNLIMITED
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens to the step, and allocates its pages. Returns False if no token fits."""
+        """Adds a chunk of at most limit tokens to the step, and allocates its pages. Returns False, and adds nothing,
+        if no token fits, pages lack, or the image or audio clip at the chunk's start cannot be encoded now.
+        """
         start = request.num_scheduled_tokens
         num_tokens = self._num_chunk_tokens(request, min(limit, self._step_prompt_tokens))
         choice: MediaChoice | None = None

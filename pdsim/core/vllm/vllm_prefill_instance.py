@@ -40,9 +40,10 @@ class VllmPrefillInstance(PrefillInstance):
         lease: LeaseTimes = NIXL,
         reads: EmbeddingReads | None = None,
     ) -> None:
-        """hold_timeout_ns: maximum time from a prompt's last forward until decode reads its KV; None: no limit. lease:
-        how long prefill keeps the KV of a request whose decode instance has died. reads: reads embeddings from encode
-        instances.
+        """hold_timeout_ns: maximum time in ns from the end of a prompt's last forward until decode begins to read its
+        KV; then prefill gives the request up. None: no limit. lease: times for which prefill keeps the unread KV of a
+        request whose decode instance has died. reads: reads embeddings from encode instances; None: prefill encodes
+        images and audio clips itself.
         """
         super().__init__(instance_id, cache=cache, limits=limits, policy=policy, planner=planner, taker=taker)
         prompts = VllmForwardBuilder[PrefillRequest](cache=cache, policy=policy, budget=budget, reads=reads)
@@ -79,7 +80,9 @@ class VllmPrefillInstance(PrefillInstance):
         return super()._fill(now_ns)
 
     def _make_room(self) -> None:
-        """Preempts partly computed prompts, the latest first, until the other prompts have pages for the next step."""
+        """Preempts partly computed prompts that no forward under way computes, the last begun first, until the other
+        partly computed prompts have pages for the next step. Stops if no such prompt is left.
+        """
         prompts = self._prompts
         while prompts.num_opening_pages(0) > self.num_available_pages:
             resting = [partial for partial in prompts.partials if not partial.is_in_forward]

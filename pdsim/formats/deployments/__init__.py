@@ -1,3 +1,3 @@
-"""Makes scenarios of deployments of SGLang, vLLM, TensorRT-LLM and Dynamo: scripts, manifests, and values of Helm
-charts.
+"""Makes scenarios from deployments of SGLang, vLLM, TensorRT-LLM and Dynamo: from scripts, manifests, and values of
+Helm charts.
 """

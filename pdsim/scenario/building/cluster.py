@@ -51,10 +51,10 @@ from pdsim.workload.request_spec import RequestSpec, Streams
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All objects that a simulation runs. Each build makes new instances."""
+    """All objects that a simulation runs. Each call of `build` makes new instances."""
 
     scenario: Scenario
-    """The resolved scenario, with all defaults filled in."""
+    """The scenario as `resolve` returns it, with sizes filled in, such as the pool size."""
     instances: Sequence[AnyInstance]
     """The schedulers of all servers but encode servers; with data-parallel attention, one for each rank of a server. If
     servers change roles (`elastic`), each server has one for each role.
@@ -64,7 +64,7 @@ class Cluster:
     embeddings (SGLang) or proxies that divide a request's media among encode instances (vLLM).
     """
     encoding: Encoding | None
-    """Encode instances. None: servers that compute prompts encode images themselves, or there are no images."""
+    """Encode instances. None: the scenario has none, so servers that compute prompts encode media themselves."""
     router: Router
     """Chooses the instances that serve a request."""
     monitor: HealthMonitor | None
@@ -96,8 +96,8 @@ class Cluster:
     handover_ns: int
     """Further time in ns of the message by which decode learns that a request's KV is complete (network.handover)."""
     grant_wait_ns: int | None
-    """Time in ns from the arrival of decode's grant at prefill until prefill may send KV. None: decode reads the KV
-    itself, without a message.
+    """Mean time in ns from the arrival of decode's grant at prefill until prefill may send KV. 0: prefill may send at
+    once. None: prefill gets no grant, because decode reads the KV itself.
     """
     requests: Sequence[RequestSpec]
     """The requests of the scenario's workload, in the order of their ids."""
@@ -106,8 +106,8 @@ class Cluster:
 
 
 def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
-    """The requests of the scenario's workload. Raises ConfigError if a trace cannot be read, or if the requests do not
-    fit this machine's memory.
+    """Returns the requests of the scenario's workload. Raises ConfigError if the workload is wrong, such as a trace
+    that cannot be read, or if `require_room_for_run` refuses the run.
     """
     require_room_for_run(scenario)
     try:
@@ -118,10 +118,10 @@ def requests_of(scenario: Scenario) -> Sequence[RequestSpec]:
 
 @lookups_remembered()
 def build(scenario: Scenario, requests: Sequence[RequestSpec] | None = None) -> Cluster:
-    """Builds the cluster of a scenario. Raises ConfigError if parallel sizes, a trace, a request or a fault are
-    impossible.
+    """Builds the cluster of a scenario. Raises ConfigError if a part of the scenario is impossible, such as parallel
+    sizes, a trace, a request, a fault or a priority class.
 
-    requests: the result of `requests_of` for this scenario, if the caller has it already.
+    requests: the result of `requests_of` for this scenario. None: `build` calls `requests_of`.
     """
     scenario = resolve(scenario)
     if requests is None:
@@ -193,8 +193,8 @@ def _check_faults(scenario: Scenario, num_requests: int) -> None:
 
 
 def _step_times(scenario: Scenario, role: Role) -> StepTimes:
-    """The step times of one instance of this role. An aggregated instance has times of prefill forwards and of decode
-    steps.
+    """Returns the step times of one instance of this role. Decode and aggregated instances have times of prefill
+    forwards and of decode steps. For prefill instances the cost model of prefill stands in both places.
     """
     host, settings, layout = scenario.cost.host, getattr(scenario, role), layout_of(scenario, role)
     cold = _cold_server(scenario)

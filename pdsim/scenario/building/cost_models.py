@@ -1,4 +1,6 @@
-"""Makes the cost models of each role from a scenario's settings, and the step times that follow from them."""
+"""Makes the cost models of prefill forwards and decode steps from a scenario's settings. From cost models also makes
+the times of draft models, and the chunk sizes of dynamic chunking.
+"""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
@@ -21,17 +23,23 @@ from pdsim.system.memory import Layout, Role
 from pdsim.system.model import ModelSpec
 
 _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
-"""Number of prompt lengths that SGLang profiles, and the longest length relative to the chunk size."""
+"""Number of prompt lengths that SGLang profiles, and the longest length relative to the chunk size. The fit leaves the
+longest length out.
+"""
 
 
 def prefill_model(scenario: Scenario, role: Role) -> CostModel:
-    """Cost model of the prefill forwards of one instance. With pipeline stages: the model of the largest stage."""
+    """Returns the cost model of the prefill forwards of one instance. With pipeline stages: of the stage with the most
+    layers. Raises ConfigError if the scenario's cost model has no times of stages.
+    """
     layout = layout_of(scenario, role)
     return timed(_of_stage(scenario, "prefill", layout), scenario.cost.host.slowdown, layout)
 
 
 def decode_model(scenario: Scenario, role: Role) -> CostModel:
-    """Cost model of the decode steps of one instance. With pipeline stages: the model of the largest stage."""
+    """Returns the cost model of the decode steps of one instance. With pipeline stages: of the stage with the most
+    layers. Raises ConfigError if the scenario's cost model has no times of stages.
+    """
     layout = layout_of(scenario, role)
     return timed(_of_stage(scenario, "decode", layout), scenario.cost.host.slowdown, layout)
 
@@ -127,8 +135,9 @@ def _of_stage(scenario: Scenario, kind: Literal["prefill", "decode"], layout: La
 
 
 def timed(settings: CostSettings, slowdown: float, layout: Layout) -> CostModel:
-    """Cost model of an instance with this layout, in which all host work takes `slowdown` times as long. The settings
-    class lists its fields of host work in HOST_FIELDS.
+    """Returns the cost model of an instance with this layout, in which all host work takes `slowdown` times as long.
+    The settings class lists its fields of host work in HOST_FIELDS. Raises ConfigError if aiconfigurator lacks the
+    tables.
     """
     host_fields = getattr(settings, "HOST_FIELDS", ())
     if slowdown != 1 and is_dataclass(settings):

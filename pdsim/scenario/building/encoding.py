@@ -27,9 +27,9 @@ from pdsim.system.transport import Path, Topology, Transport
 from pdsim.workload.request_spec import RequestSpec
 
 EMBEDDING_CACHE_BYTES = 100 << 20
-"""Memory for embeddings of a server that encodes images and audio itself (SGLang 0.5.23, environ.py:1598,
+"""Memory in bytes for embeddings of a server that encodes images and audio itself (SGLang 0.5.23, environ.py:1598,
 SGLANG_VLM_CACHE_SIZE_MB). SGLang takes 0 for Qwen3-VL on Hopper GPUs with large memory
-(arg_groups/model_overrides/qwen3_vl.py:92)."""
+(arg_groups/model_overrides/qwen3_vl.py:92), which pdsim does not model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ def embedding_reads(scenario: Scenario, language_id: str) -> EmbeddingReads | No
 
 
 def language_ids(scenario: Scenario) -> list[str]:
-    """Names of the instances that compute prompts with images or audio clips."""
+    """Returns the names of the prefill instances, or of the aggregated instances if the cluster has no prefill."""
     return roles(scenario)["prefill" if scenario.aggregated is None else "aggregated"]
 
 
@@ -120,8 +120,9 @@ def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
 
 
 def _encoder_tokens(scenario: Scenario, step_tokens: int) -> int:
-    """Size in tokens of an encoder cache: the tokens of a step, but at least those of the largest image (vLLM 0.33.0,
-    v1/core/encoder_cache_manager.py:376).
+    """Returns the size in tokens of an encoder cache: the tokens of a step, but at least those of the largest image
+    (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder. step_tokens: 0: a step has no
+    limit, and the model's context takes its place.
     """
     model = load_model(scenario.model)
     if not model.encoders:

@@ -1,5 +1,5 @@
-"""Builds the state machines of a resolved scenario: instances, senders, receivers, router, health monitor and
-autoscaler.
+"""Builds the state machines of a resolved scenario: instances, senders, receivers, encoding proxies, router, health
+monitor and autoscaler.
 """
 
 from collections.abc import Callable, Mapping
@@ -75,7 +75,7 @@ def restarted(scenario: Scenario, name: str) -> AnyInstance | Sender | Receiver:
 
 
 def build_instances(scenario: Scenario) -> list[AnyInstance]:
-    """New instances of all roles. The scenario must be resolved."""
+    """Returns new prefill and decode instances, or new aggregated instances. The scenario must be resolved."""
     return [_instance(scenario, role, i) for role, ids in roles(scenario).items() for i in ids]
 
 
@@ -206,7 +206,9 @@ def _prefill_instance(scenario: Scenario, instance_id: str) -> PrefillInstance:
 
 
 def _lease(scenario: Scenario) -> LeaseTimes:
-    """How long vLLM's prefill holds KV whose decode instance has died."""
+    """Returns the durations after which vLLM's prefill frees KV whose decode instance has died: prefill.hold_timeout,
+    or if the scenario does not give it, those of the transport's connector (Mooncake or NIXL).
+    """
     if (timeout_ns := scenario.pair.prefill.hold_timeout) is not None:
         return LeaseTimes(timeout_ns)
     return MOONCAKE if scenario.network.transport.startswith("mooncake") else NIXL
@@ -390,8 +392,8 @@ def build_router(scenario: Scenario) -> Router:
 
 
 def _forward_tokens(scenario: Scenario) -> int:
-    """Maximum number of prompt tokens in one rank's forward. Servers report this number to Dynamo's router
-    (max_num_batched_tokens).
+    """Returns the number of tokens that servers report to Dynamo's router as the maximum of one rank's forward
+    (max_num_batched_tokens). SGLang: max_prefill_tokens, even if chunks are smaller. vLLM: the chunk size of a rank.
     """
     servers = scenario.aggregated or scenario.pair.prefill
     return servers.max_prefill_tokens if scenario.engine == "sglang" else servers.rank_chunk_tokens

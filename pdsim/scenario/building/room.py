@@ -1,5 +1,5 @@
-"""Checks that requests fit the model's context and the KV pools, and that the run itself fits the memory of this
-machine.
+"""Checks that requests fit the model's context, the KV pools and the staging ring, that decode would grant them pages,
+and that the run itself fits the memory of this machine.
 
 Commands refuse a run that does not fit this machine unless the user gives `--yes`. The Python API refuses none.
 """
@@ -51,8 +51,8 @@ def limited(is_limited: bool, /) -> Iterator[None]:
 
 
 def require_room_for_run(scenario: Scenario) -> None:
-    """Raises ConfigError if the instances, or the requests of a generated workload, do not fit this machine's memory. A
-    trace's requests are not counted.
+    """Raises ConfigError if the instances and the requests of a generated workload together do not fit this machine's
+    memory. A trace's requests are not counted. Does nothing outside the context manager `limited`.
     """
     counts = [servers.instances * servers.dp for servers in scenario.roles.values()]
     workload = scenario.workload
@@ -85,8 +85,8 @@ def _shown(time_s: float) -> str:
 
 
 def check_requests(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
-    """Raises ConfigError if the workload has no request, or if a request does not fit the model's context or a KV pool.
-    The scenario must be resolved.
+    """Raises ConfigError if the workload has no request, if a request does not fit the model's context or a KV pool, if
+    decode would never grant it pages, or if the staging ring is too small. The scenario must be resolved.
     """
     if not requests:
         raise ConfigError("the workload has no requests")
@@ -173,7 +173,8 @@ def _check_grants(scenario: Scenario, requests: Sequence[RequestSpec]) -> None:
     """Raises ConfigError if an idle decode instance would never grant pages to a request. All later requests would then
     wait forever.
 
-    Users' own admission policies are not checked, because their answer may change with time.
+    Only the policies reserve_decode_tokens and reserve_max_output are checked. Answers of a user's own admission policy
+    may change with time.
     """
     decode, page = scenario.pair.decode, scenario.page_tokens("decode")
     policy = decode.admission

@@ -1,6 +1,4 @@
-"""Sizes of instances: parallel layout, KV pool, running requests and chunks. Where the scenario gives no size, the
-engine's default applies.
-"""
+"""Sizes of instances (parallel layout, KV pool, running requests, chunks). Missing sizes are the engine's defaults."""
 
 from dataclasses import replace
 from typing import Any
@@ -162,7 +160,10 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
 
 
 def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
-    """Waves of thread blocks in which an instance computes decode attention. None: the scenario's cost has no waves."""
+    """Returns the waves of thread blocks in which an instance computes decode attention. None: the scenario gives no
+    cost.attention_sm_bandwidth, and the cost model is not `kernels`, the model has latent KV, or the catalog has no
+    num_sms of the GPU. Raises ConfigError if the scenario gives the bandwidth in the last two cases.
+    """
     cost, layout = scenario.cost, layout_of(scenario, role)
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
     unknown = ""
@@ -188,8 +189,8 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """The scenario with every field filled in that follows from the model and the GPU, such as the pool size. Raises
-    ConfigError if an instance is impossible.
+    """Returns the scenario with the times that `corner` chooses, and with health, front end and the sizes of servers
+    filled in, such as the pool size. Raises ConfigError if an instance is impossible.
     """
     scenario = with_state_blocks(scenario.at_corner)
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
@@ -259,8 +260,8 @@ def _check_divided_kv(scenario: Scenario) -> None:
 
 
 def _resolved_front_end(scenario: Scenario) -> FrontEndSettings:
-    """The front end of the scenario. If the scenario gives none: the engine's HTTP server with cost `kernels`,
-    otherwise no front end.
+    """Returns the scenario's front end, with waits_for_prefill filled in. If the scenario gives none: the engine's HTTP
+    server if the cost model of prefill or decode is `kernels`, otherwise a front end that takes no time.
     """
     front_end = scenario.front_end
     if front_end is None and not scenario.cost.is_of_kernels:
@@ -342,9 +343,7 @@ def _resolved_memory(
 
 
 def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
-    """Maximum number of running requests of a server, if the scenario or speculation sets it. None: it depends on the
-    server's memory.
-    """
+    """Returns the maximum number of running requests of a server that the scenario or speculation sets, else None."""
     has_drafts = scenario.acceptance is not None
     return settings.max_running_requests or (DEFAULT_RUNNING if has_drafts else None)
 
@@ -352,7 +351,9 @@ def _given_running(scenario: Scenario, settings: ServerSettings) -> int | None:
 def state_rule(
     scenario: Scenario, settings: ServerSettings, layout: memory.Layout, role: memory.Role
 ) -> StateRule | None:
-    """How SGLang divides memory between KV and state slots of linear-attention layers. None: the engine is vLLM."""
+    """Returns how SGLang divides memory between KV and state slots of linear-attention layers. None: the engine is
+    vLLM. Raises ConfigError if the engine or pdsim lacks the settings of these states.
+    """
     if scenario.engine == "vllm":
         if layout.state_bytes and settings.host_cache is not None and not settings.radix_cache:
             raise ConfigError(f"{role}.host_cache: pdsim models states in host memory with radix_cache: true only")
@@ -405,7 +406,7 @@ def _wrong_interval(interval: int, scenario: Scenario, settings: ServerSettings,
 
 
 def slots_of_request(scenario: Scenario, settings: ServerSettings) -> int:
-    """Number of state slots of linear-attention layers that each running request takes."""
+    """Returns the number of linear-attention state slots per running request, including slots for cached states."""
     overlap = getattr(settings, "overlap", True)
     return slots_per_request(strategy_of(scenario, settings), radix_cache=settings.radix_cache, overlap=overlap)
 
@@ -434,15 +435,13 @@ def _optimistic_attempts(prefill: PrefillSettings, decode: DecodeSettings) -> in
 
 
 def host_caches(scenario: Scenario) -> list[tuple[memory.Role, str]]:
-    """Role and name of each instance that has host memory behind its prefix cache."""
+    """Returns role and name of each instance that has a host cache."""
     caches = {role: ids for role, ids in roles(scenario).items() if getattr(scenario, role).host_cache is not None}
     return [(role, i) for role, ids in caches.items() for i in ids]
 
 
 def num_host_pages(scenario: Scenario, role: memory.Role) -> int:
-    """Number of pages of host memory behind the prefix cache of each instance of this role. 0: no host cache. The
-    scenario must be resolved.
-    """
+    """Returns the number of pages of each host cache of this role. 0: no cache. The scenario must be resolved."""
     settings: ServerSettings = getattr(scenario, role)
     if (host_bytes := settings.host_cache_bytes) is None:
         return 0

@@ -1,4 +1,6 @@
-"""Makes the network of a cluster: links, transport, layout of KV between ranks, and the planners of transfers."""
+"""Makes the network of a cluster: links, transport, layout of KV between ranks, and the planners of transfers. Also
+makes the times of copies between GPUs, host memory and storage.
+"""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -53,7 +55,9 @@ def interconnect(scenario: Scenario) -> Interconnect:
 
 
 def transport(scenario: Scenario) -> Transport:
-    """The catalog's transport, with the values of the scenario's network settings in place of the catalog's."""
+    """Returns the catalog's transport. Values that the scenario's network settings give replace those of the catalog,
+    and cost.host.slowdown multiplies the times. Raises ConfigError if the catalog has no such transport.
+    """
     network, slowdown = scenario.network, scenario.cost.host.slowdown
     found = transport_of("network", network.transport)
     changes: dict[str, Any] = {
@@ -95,8 +99,9 @@ def is_hybrid(model: ModelSpec) -> bool:
 
 
 def wire_of(scenario: Scenario) -> RankPairLayout:
-    """How KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's number of ranks
-    is a multiple of the other's, or if prefill's pipeline stages with vLLM cannot send the KV of a hybrid model.
+    """Returns how KV is laid out between the ranks of prefill and decode. Raises ConfigError if neither role's TP size
+    of an instance, tp / (dp x cp), is a multiple of the other's, or if prefill's pipeline stages with vLLM cannot send
+    the KV of a hybrid model.
     """
     settings, engine = scenario.pair.decode, transport(scenario)
     # Decode's stages receive one to one, as one decode stage receives from prefill's stages.
@@ -181,8 +186,9 @@ PUSH_POLL_NS = 1_000_000
 
 
 def grant_wait_ns(scenario: Scenario) -> int | None:
-    """Mean time in ns from the arrival of decode's grant at prefill until prefill may send KV. None: prefill needs no
-    grant, because decode reads the KV itself (vLLM 0.33.0, nixl/pull_worker.py:554).
+    """Returns the mean time in ns from the arrival of decode's grant at prefill until prefill may send KV. 0: prefill
+    may send at once (SGLang, or vLLM without NIXL). None: prefill needs no grant, because decode reads the KV itself
+    (vLLM 0.33.0, nixl/pull_worker.py:554).
     """
     network = scenario.network
     if scenario.engine == "sglang" or not network.transport.startswith("nixl"):

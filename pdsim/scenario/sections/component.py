@@ -234,7 +234,9 @@ def build_component(seam: Any, spec: Any, base: Path) -> Any:
 
 
 def describe_component(value: Any) -> Any:
-    """The name of a component, or a mapping with its name and settings. `build_component` makes the component again."""
+    """Returns the name of a component without settings; of others, a mapping with the name (`use`) and all settings.
+    From either, `build_component` makes the component again.
+    """
     kind: Any = type(value)
     name = _name_of(kind)
     settings = {key: _describe(getattr(value, field.name), dimension) for field, key, dimension in settings_of(kind)}

@@ -115,7 +115,7 @@ def _backends(of_roles: tuple[str, str]) -> str:
 class MeasuredSettings(Setup):
     """Setup and step sizes [least, most] at which times were measured, as `pdsim calibrate` writes them.
 
-    Commands print a warning if a run exceeds these sizes, because its step times are then extrapolated. A field that is
+    Commands print a warning if a run exceeds these sizes, because its step times are then extrapolated. A size that is
     None is not known.
     """
 
@@ -143,7 +143,9 @@ class MeasuredSettings(Setup):
         return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """A text for each size field that the steps exceed, with the size that lies farthest outside."""
+        """Returns a text for each size field that the steps exceed, with the largest size if it is above the measured
+        sizes, otherwise with the smallest. Fields that are None are left out.
+        """
         found = []
         for name, (least, most) in reached(steps).items():
             bounds = getattr(self, name)
@@ -222,7 +224,7 @@ class HostSettings(Section):
         return not (self.start or self.launch or self.result or self.send)
 
     def slowed(self) -> "HostSettings":
-        """These settings, with all times of a prefill loop multiplied by `slowdown`."""
+        """Returns these settings, with start, launch, result and send multiplied by `slowdown`, and `slowdown` 1."""
         times = {name: round(self.slowdown * getattr(self, name)) for name in ("start", "launch", "result", "send")}
         return self.model_copy(update={**times, "slowdown": 1})
 
@@ -246,9 +248,13 @@ class CostChoice(Section):
     decode: Annotated[CostSettings, Component("kernels")] = Kernels()
     """Cost model of decode steps."""
     prefill_interval: Interval | None = None
-    """Fastest and slowest cost models of prefill forwards, as `pdsim scale` writes them. None: no range."""
+    """Fastest and slowest cost models of prefill forwards, as `pdsim scale` writes them. None: with cost kernels, the
+    range of measured kernels; otherwise no range.
+    """
     decode_interval: Interval | None = None
-    """Fastest and slowest cost models of decode steps. None: no range."""
+    """Fastest and slowest cost models of decode steps. None: with cost kernels, the range of measured kernels;
+    otherwise no range.
+    """
     host: HostSettings = HostSettings()
     """CPU time of the instances' scheduler loops."""
     graph_sizes: tuple[int, ...] | Literal["sglang"] | None = None
@@ -272,7 +278,8 @@ class CostChoice(Section):
     """
     attention_sm_bandwidth: Bandwidth | None = Field(default=None, gt=0)
     """Maximum KV bandwidth of one SM. If set, decode attention runs in waves of one thread block per SM, and reads a
-    shared prefix once per wave. None: with cost kernels an H200's value, otherwise no waves.
+    shared prefix once per wave. None: with cost kernels an H200's value, unless the model has latent KV; otherwise no
+    waves.
     """
     attention_merge: Duration = 0
     """Additional time of each layer in a decode step, if attention divides contexts among several SMs and must then
@@ -283,8 +290,8 @@ class CostChoice(Section):
     may be half or twice as long.
     """
     cold_start: dict[Annotated[int, Field(ge=1)], Duration] = Field(default={})
-    """Additional time of an instance's n-th decode step with several requests, by n. Four of seven servers with SGLang
-    0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
+    """Additional time of an instance's n-th decode step with several requests, by n. Means of four cold servers with
+    SGLang 0.5.12 on H200: `{1: 232 ms, 2: 52 ms, 8: 48 ms, 130: 51 ms}` (experiments/sglang-h200).
     """
     cold_kernels: ColdKernels | None = None
     """Time to compile kernels that allocate pages, on servers whose Triton cache is empty. Each instance compiles for

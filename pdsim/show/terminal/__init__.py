@@ -1,1 +1,1 @@
-"""Prints runs, measurements, answers and plans on the terminal."""
+"""Prints runs, measurements, answers, sweeps and plans on the terminal."""

@@ -1,4 +1,4 @@
-"""Request rate and queue of a run during the minutes in which most requests wait."""
+"""Request rate and queue of a run during the five minutes around its longest queue."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +11,9 @@ _NUM_STEPS = 150
 
 def busiest(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """Request rate and queue over time, as lists: times in s (times_s) and, for each time, the requests sent per second
-    (sent_per_s), the requests that wait for a first token (waiting), and the decoding requests (decoding). The times
-    cover the five minutes around the longest queue, or the whole run if the run is shorter.
+    (sent_per_s), and the numbers of requests that wait for a first token (waiting) and that decode (decoding). The
+    times cover the five minutes around the moment at which most requests wait, shifted so that they lie within the run.
+    If the run is shorter, the times cover the whole run.
     """
     begin_s = min(r.arrival_ns for r in requests) / 1e9
     end_s = max(r.end_ns or r.arrival_ns for r in requests) / 1e9
@@ -34,7 +35,7 @@ def _num_sent(requests: Sequence[RequestRecord], time_s: float, step_s: float) -
 
 
 def _waiting(requests: Sequence[RequestRecord], time_s: float) -> int:
-    """Number of requests that were sent before `time_s` and had no first token by then."""
+    """Number of requests that had been sent by `time_s`, and by then had neither a first token nor failed."""
     time_ns = time_s * 1e9
     return sum(r.arrival_ns <= time_ns < (r.first_token_ns or r.end_ns or time_ns + 1) for r in requests)
 

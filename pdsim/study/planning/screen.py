@@ -51,7 +51,8 @@ class Screen:
     @property
     def saving(self) -> str:
         """A sentence on the user's own cluster: how the plan's price compares with the price of this cluster, and
-        whether this cluster meets the SLO. Empty: the user gave no cluster, or no plan was found.
+        whether this cluster meets the SLO. Empty: the user gave no cluster, one of its GPUs has no price, or no cluster
+        meets the SLO.
         """
         plan = self._plan
         if plan.own is None or plan.chosen is None:
@@ -77,7 +78,9 @@ class Screen:
 
     @property
     def words(self) -> str:
-        """Describes the plan's servers in words. Empty: no cluster meets the SLO."""
+        """A sentence on the plan's servers: the number of servers of each role and their GPUs, the cluster's label and,
+        if known, the maximum power of all GPUs in kW. Empty: no cluster meets the SLO.
+        """
         plan = self._plan
         if plan.chosen is None:
             return ""
@@ -150,7 +153,9 @@ class Screen:
         return TextTable(["cluster", "GPUs", *costs, *map(str, terms), "why not"], rows)
 
     def why_not(self, row: Row) -> str:
-        """Says in a few words why the plan was preferred to this alternative."""
+        """Says in a few words why the plan was preferred to this alternative. If there is no plan: how the alternative
+        misses the SLO.
+        """
         plan = self._plan
         yours = "yours: " if plan.own is not None and row.candidate == plan.own.candidate else ""
         if not row.is_stable:
@@ -180,7 +185,7 @@ class Screen:
 
     @property
     def failing(self) -> list[str]:
-        """Sentences that say what happens if a server fails, one for each role."""
+        """Sentences that say what happens if a server fails, one for each role. Empty: no cluster meets the SLO."""
         plan = self._plan
         if plan.chosen is None:
             return []
@@ -294,7 +299,9 @@ def _band(row: Row) -> str:
 
 
 def _found(outcome: Outcome) -> str:
-    """Lists the values of an outcome, and says whether they meet the SLO."""
+    """Text with the values of the numbers that the SLO limits, and whether the cluster meets the SLO or is saturated.
+    If a run failed or ended early: only the reason why the cluster misses the SLO.
+    """
     judged = outcome.judgement
     if judged is None:
         return outcome.reason

@@ -1,4 +1,4 @@
-"""Finds the cheapest cluster that meets an SLO, with as few simulated runs as possible."""
+"""Finds the cheapest cluster that meets an SLO without a simulation of every candidate."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -9,8 +9,8 @@ from pdsim.study.space import CandidateCluster
 from pdsim.study.verdict.outcome import Outcome
 
 _BATCH = 8
-"""Number of clusters that are simulated in one batch. The number is fixed, so that results do not depend on the number
-of workers.
+"""Maximum number of clusters in one batch for Tries.first. The number is fixed, so that results do not depend on the
+number of workers.
 """
 
 _LOW = 8
@@ -42,7 +42,7 @@ def search(
     known: Mapping[CandidateCluster, Outcome] = MappingProxyType({}),
 ) -> dict[CandidateCluster, Outcome]:
     """Simulates clusters until the cheapest ones that meet the SLO are known, and returns the outcomes of all simulated
-    clusters.
+    clusters, and those in `known`.
 
     A run ends as soon as too many requests miss the SLO, so clusters that fail cost little. Each batch has a low price
     among the remaining candidates, and `tries.first` judges the batch. If a cluster meets the SLO, more expensive ones

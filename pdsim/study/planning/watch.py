@@ -19,9 +19,14 @@ class Watch:
     def __init__(self, report: Callable[[str], None]) -> None:
         self.report = report
         self.best = ""
-        """The cheapest cluster so far that meets the SLO, with its price. Empty: none yet."""
+        """Text on the cheapest cluster so far that meets the SLO: its label, its GPUs, their price if the user gave
+        prices, and whether only the first seed was run. Empty: no cluster meets the SLO yet, or the best clusters are
+        being run with all seeds.
+        """
         self.undecided = ""
-        """The lowest price at which a cluster may still meet the SLO. Empty: not known yet."""
+        """Text of the lowest price (without prices: number of GPUs) at which a cluster may still meet the SLO. Empty:
+        this is still the price of the cheapest candidate.
+        """
         self._num_runs = 0
         self._last_s = monotonic()
 
@@ -48,7 +53,7 @@ class Watch:
 
     @contextmanager
     def provisional(self) -> Iterator[None]:
-        """Context in which an interruption of the search first reports the best cluster so far."""
+        """Context in which KeyboardInterrupt first reports the state of the search, and is then raised again."""
         try:
             yield
         except KeyboardInterrupt:

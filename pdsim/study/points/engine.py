@@ -62,7 +62,9 @@ class WorkerDiedError(Exception):
 
 
 class Pool:
-    """Worker processes on this machine. They start when there is work for them, and stay until the pool is closed."""
+    """Worker processes on this machine. They start when there is work for them, and stay until the pool is closed. If a
+    worker dies, another worker tries its task once more.
+    """
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers
@@ -134,7 +136,7 @@ class _Worker:
         return done
 
     def stop(self) -> int:
-        """Closes the worker's input, which ends the process. Returns its exit code."""
+        """Closes the worker's input, which ends the process. Returns its exit code (below 0: minus the signal)."""
         with suppress(BrokenPipeError):
             self._tasks.close()
         self.answers.close()
@@ -183,8 +185,8 @@ class RayCluster:
 
 
 def _check_listens(address: str) -> None:
-    """Raises ConfigError if no Ray server listens at the address. Without this check, Ray waits for minutes before it
-    fails.
+    """Raises ConfigError if the address is neither HOST:PORT nor ray://HOST:PORT, or if nothing accepts a TCP
+    connection there within _PATIENCE_S seconds. Without this check, Ray waits for minutes before it fails.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
@@ -198,10 +200,10 @@ def _check_listens(address: str) -> None:
 
 
 def open_engine(name: str, num_workers: int | None) -> Engine:
-    """Opens the engine of this name: pool, here, ray or ray:ADDRESS. Raises ConfigError if the name is unknown or Ray
-    is missing.
+    """Opens the engine of this name: pool, here, ray or ray:ADDRESS. Raises ConfigError if the name is unknown,
+    `num_workers` of a pool is below 1, Ray is not installed, or the Ray cluster cannot be reached.
 
-    num_workers: number of processes of the pool; None: one per CPU. Ray ignores this number.
+    num_workers: number of processes of the pool; None: one per CPU. The other engines ignore this number.
     """
     kind, _, address = name.partition(":")
     if kind == "ray":
@@ -235,9 +237,9 @@ class Work:
         self._progress = progress
         self._slos = slos
         self._answers: dict[str, Replication] = {}
-        """Results by key, each read or computed once."""
+        """Judged results by key (Task.key), each read or computed once. Empty if `slos` was None."""
         self._rows: dict[str, dict[str, Any]] = {}
-        """Rows that the last call of `compute` read."""
+        """Rows that the last call of `compute` read from the store, by key (Task.key). Empty unless `slos` was None."""
         self._seen: set[str] = set()
         self._with_result: set[str] = set()
         self.num_computed = 0
@@ -245,7 +247,10 @@ class Work:
         self.num_damaged = 0
 
     def compute(self, points: Iterable[Point]) -> None:
-        """Computes the missing runs of these points. Holds the rows of stored runs in memory until the next call."""
+        """Computes those runs of these points that earlier calls have not seen and that the store lacks or has with a
+        status in _COMPUTED_AGAIN. Reads the other new runs from the store; if results are not judged (`slos` was
+        None), holds their rows in memory until the next call.
+        """
         self._rows.clear()
         tasks: dict[str, Task] = {task.key: task for point in points for task in point.tasks.values()}
         new = [task for key, task in tasks.items() if key not in self._seen]
@@ -299,7 +304,7 @@ class Work:
             self.store.remove(key)
 
     def result(self, point: Point) -> PointResult:
-        """The estimates and the judgement of a point whose runs are computed."""
+        """Returns the results of a point whose runs are computed, judged by the SLOs if there are any."""
         keys = [task.key for task in point.tasks.values()]
         runs = [self._answers.get(key) or replication(self.store.read(key), self._slos or {}) for key in keys]
         return PointResult(point.number, point.changes, runs)

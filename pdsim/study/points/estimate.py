@@ -1,4 +1,4 @@
-"""Estimates of a number over several runs, and how they are printed: with unit, three digits and the 95 % interval."""
+"""Estimates of a number from one or several runs, each with an interval if it is known, and texts of estimates."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -34,17 +34,17 @@ class Estimate(NamedTuple):
 
     @property
     def duration(self) -> str:
-        """The estimate of a time in ms as text, with unit and interval."""
+        """Text of an estimated time (in ms) with its half-width (see `spread`): in ms below 1000 ms, otherwise in s."""
         return f"{self.spread()} ms" if self.mean < 1000 else f"{self.divided(1e3).spread()} s"  # noqa: PLR2004
 
     @property
     def times(self) -> str:
-        """Text of an estimated ratio, such as "1.2 times"."""
+        """Text of an estimated ratio, such as "1.20 times"."""
         return f"{self.spread()} times"
 
     @property
     def change(self) -> str:
-        """Text of an estimated ratio as a change: "12 ± 3 % more"."""
+        """Text of an estimated ratio as a change: "12.0 ± 3.0 % more"."""
         percent = Estimate(abs(self.mean - 1), self.half_width).scaled(100)
         return f"{percent.spread()} % {'more' if self.mean >= 1 else 'less'}"
 
@@ -108,7 +108,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Text of a number with `digits` significant digits. All digits before the decimal point are kept."""
+    """Text of a number with `digits` significant digits. Keeps all digits before the decimal point. Infinite: "∞"."""
     if isinf(value):
         return "∞"
     if not value or abs(value) >= 10 ** (digits - 1):
@@ -121,5 +121,5 @@ def percent(share: float) -> str:
 
 
 def share(value: float) -> str:
-    """Text of a share (0 to 1) as a percentage with four digits, so that 98.63 % is not printed as 99 %."""
+    """Text of a share (0 to 1) as a percentage with at most four digits, so that 98.63 % is not printed as 99 %."""
     return f"{100 * value:.4g}%"

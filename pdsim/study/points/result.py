@@ -31,7 +31,9 @@ class Replication:
     no SLOs.
     """
     scenario: Mapping[str, Any] = field(default_factory=dict)
-    """The run's scenario with all defaults filled in, without its workload. Empty: the run has no result."""
+    """The run's scenario with all defaults filled in, without its name, description, checkpoint and workload. Empty:
+    the run has no result.
+    """
     classes: Mapping[str, Mapping[str, Attainment]] = field(default_factory=dict)
     """By the SLO's name, then by class: how many of the class's requests are within the limits. Empty: requests have no
     classes, the run has no result, or there are no SLOs.
@@ -57,19 +59,21 @@ class PointResult:
 
     @property
     def error(self) -> str:
-        """Says why the point has no result. Empty: the point has a result."""
+        """Says why the point has no result: the reason of its first failed run. Empty: all its runs have a result."""
         return next((str(r.row["message"]) for r in self.replications if r.row["status"] != "ok"), "")
 
     @property
     def is_saturated(self) -> bool:
-        """True if the cluster cannot keep up with the load. Latencies then depend on the length of the run, and mean
-        nothing.
+        """True if the cluster could not keep up with the load in at least one of the point's runs. Latencies then
+        depend on the length of the run, and mean nothing.
         """
         return any(r.row["saturated"] for r in self.replications)
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all of the point's runs about step sizes outside the measured range."""
+        """Warnings of the point's runs, each text once: about costs that were not measured or are used outside their
+        measured sizes, about images and audio, and about crashes of real servers that the run does not model.
+        """
         return list(dict.fromkeys(warning for r in self.replications for warning in r.row.get("warnings") or ()))
 
     @property
@@ -84,8 +88,8 @@ class PointResult:
         return int(self.replications[0].row["gpus"])
 
     def metric(self, name: str) -> Estimate:
-        """Estimate of a number of the summary, such as p99_ttft_ms. 0 for a time that no request has. The point must
-        have a result.
+        """Estimate of a number of the runs' rows of results, such as p99_ttft_ms. A run that lacks the number, such as
+        a time that no request has, counts as 0. The point must have a result.
         """
         return self.estimated(lambda run: run.row[name] or 0.0)
 
@@ -110,8 +114,8 @@ class PointResult:
 
     @property
     def ranges(self) -> Ranges:
-        """Smallest and largest mean of each number, over the point and its results with the fastest and slowest step
-        times.
+        """Smallest and largest mean of each throughput and latency (RANGED_FIELDS), over the point and its results with
+        the fastest and slowest step times. Empty: `ends` is empty, or one of these results is missing.
         """
         return ranges([point.means for point in (self, *self.ends)]) if self.ends else {}
 
@@ -159,8 +163,8 @@ class PointResult:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Results of all points, in the order of the sweep file. The sweep's folder has points/*.json, plan.jsonl and
-    log.jsonl.
+    """Results of the points of a sweep, in the order in which they were planned. The sweep's folder has points/*.json,
+    plan.jsonl, sweep.json and log.jsonl.
     """
 
     name: str
@@ -171,7 +175,7 @@ class SweepResult:
     num_computed: int = 0
     """Number of runs that this command has computed, in contrast to runs whose results were stored before."""
     num_kept: int = 0
-    """Number of runs that an earlier command had left in the folder."""
+    """Number of runs whose results an earlier command had stored. Runs that a sweep computes again do not count."""
     num_damaged: int = 0
     """Number of runs whose files are damaged. A sweep computes these runs again; `read_sweep` leaves out their
     points.
@@ -215,8 +219,8 @@ class SweepResult:
 
     @property
     def table(self) -> Any:
-        """A pandas DataFrame with a row for each point and seed. Its columns are the sweep's fields and the numbers of
-        the run.
+        """A pandas DataFrame with a row for each point and seed. Its columns are the point's number, the sweep's
+        fields, and the columns of the run's row of results (Replication.row).
 
         If a point was also simulated with the fastest and slowest step times, further columns have the range, such as
         mean_ttft_ms_least and mean_ttft_ms_most.
@@ -256,8 +260,8 @@ def rate_per_gpu(point: PointResult) -> float:
 
 
 def warnings_of(points: Sequence[PointResult]) -> list[str]:
-    """A sentence on the points with step sizes outside the measured range: how many, and the first of them. Empty:
-    there are none.
+    """A sentence on the points that have warnings (PointResult.warnings): how many, and the first warning of the first
+    of them. If all points with a result have only this same warning: the warning alone. Empty: there are none.
     """
     warned = [point for point in points if point.warnings]
     if not warned:
@@ -269,7 +273,9 @@ def warnings_of(points: Sequence[PointResult]) -> list[str]:
 
 
 def failures_of_points(points: Sequence[PointResult]) -> list[str]:
-    """A sentence on the points in which requests failed: how many, and the first of them. Empty: there are none."""
+    """A sentence on the points in which requests failed (PointResult.failures): how many, and the first of them. Empty:
+    there are none.
+    """
     failed = [point for point in points if point.failures]
     if not failed:
         return []

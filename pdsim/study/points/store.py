@@ -1,9 +1,9 @@
 """The folder of a sweep: a result file per run, a list that assigns runs to points, and a log of the computation.
 
 points/KEY.json   result of one run, written completely or not at all
-plan.jsonl        one line for each point and seed: its fields, and the KEY of its run
+plan.jsonl        one line for each point and seed: number and fields of the point, and the KEY of the run
 sweep.json        the sweep's name, and its SLOs
-log.jsonl         one line for each computed run: CPU and wall seconds
+log.jsonl         one line for each computed run: its KEY, and CPU and wall seconds
 """
 
 import json
@@ -69,7 +69,7 @@ class Store:
 
     @property
     def num_kept(self) -> int:
-        """Number of runs whose results are in the folder."""
+        """Number of result files in the folder. Failed runs and damaged files count, too."""
         return sum(1 for _ in self._points.glob("*.json"))
 
     def read(self, key: str) -> dict[str, Any]:

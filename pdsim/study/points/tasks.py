@@ -1,5 +1,5 @@
-"""Tasks: one simulation for each point and seed. All tasks are checked before the first is run. Tasks with equal inputs
-are computed once.
+"""Tasks: one simulation for each point and seed. Planner.plan checks all the tasks that it makes, before any of them is
+run. Tasks with equal inputs are computed once.
 """
 
 import json
@@ -33,7 +33,8 @@ _PACKAGES = ("policy", "core", "system", "cost", "workload", "metrics", "scenari
 _HEAD = ("key", "status", "message", "saturated", "gpus", "warnings", "failures")
 _TAIL = ("ttft_ns", "e2e_ns", "output_tokens", "own_itl_ms", "identity", "classes")
 """Last columns of a run's row: times and tokens of each finished request, from which other SLOs are judged without a
-new run; the run's identity, whose digest is the row's key; and the classes of all requests, finished ones first.
+new run; the run's identity (Task.identity); and the classes of all requests, finished ones first. Requests that warm
+up are left out.
 """
 
 
@@ -82,7 +83,7 @@ class Point:
     """The tasks of the point, by seed."""
     end: str = ""
     """"fastest" or "slowest": the point has the step times of that end of their range. "repeat_N": the point is the
-    N-th repetition of a run. Empty: neither.
+    N-th repetition of a run, with slightly faster or slower messages. Empty: neither.
     """
 
 
@@ -105,7 +106,7 @@ class Planner:
             apply_change(self._data, change)
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
         self._digests: dict[str, str] = {}
-        """Digests of requests, by the description of their workload. Most points have the same workload."""
+        """Digests of requests, by their workload and seed as JSON text. Most points have the same workload."""
         self._points: dict[str, Point] = {}
         """Points by their changes, as JSON."""
         self._first_error: ConfigError | None = None
@@ -207,12 +208,12 @@ def _fields(changes: Changes) -> str:
 
 
 def described(changes: Changes) -> str:
-    """Text of changes, in the notation of --set: "prefill.tp=2, page_size=16"."""
+    """Text of changes, in the notation of --set: "prefill.tp=2, page_size=16". No changes: "the base scenario"."""
     return ", ".join(f"{path}={shown(value)}" for path, value in changes.items()) or "the base scenario"
 
 
 def shown(value: Any) -> str:
-    """Text of a value, as it is written in scenario files."""
+    """Text of a value, as it can be written in scenario files: a string without quotes, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -294,7 +295,9 @@ def metrics() -> dict[str, type]:
 
 
 def with_all_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with all columns of results. Missing values become None, and numbers get the type of their column."""
+    """The row with all columns of results, and no others. Missing values become None. Whole numbers in columns of
+    floats become floats.
+    """
     found: dict[str, Any] = {name: row.get(name) for name in (*_HEAD, *metrics(), *_TAIL)}
     floats = {name for name, kind in metrics().items() if kind is float and found[name] is not None}
     return found | {name: float(found[name]) for name in floats}

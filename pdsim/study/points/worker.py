@@ -64,7 +64,7 @@ def _run(task: Task) -> dict[str, Any]:
 
 
 def crashed(task: Task, how: str) -> Done:
-    """The result of a task whose worker process died. how: says how the process died."""
+    """The result of a task whose worker process died. how: says how often and how the worker died."""
     return _done(task, _failure("crashed", f"its worker died {how}"))
 
 

@@ -33,8 +33,8 @@ class Answer:
     load: str
     """Text on the cluster, the load, the SLO and the number of runs for which the answer holds."""
     winner: str
-    """The recommended candidate. If none is recommended: the candidate nearest to the SLO, or the candidate that the
-    question is about.
+    """Label of the recommended candidate. If none is recommended: the candidate that comes nearest to the SLO (by
+    Study.best), or the candidate that the question is about.
     """
     is_recommended: bool
     """True: the answer recommends the candidate `winner`. False: the answer recommends no candidate."""
@@ -43,8 +43,8 @@ class Answer:
     notes: tuple[str, ...]
     """Further sentences on the answer, which the terminal prints with --details."""
     warnings: tuple[str, ...]
-    """Warnings of two kinds: simulated steps have more or fewer tokens or requests than any step that was measured, or
-    requests failed.
+    """Warnings about the candidates: those of their runs (PointResult.warnings, such as costs that were not measured),
+    and those about failed requests.
     """
     limit: Limit | None
     """The resource that limits one number of the winner. This number is the winner's throughput if the winner is
@@ -72,7 +72,9 @@ class Answer:
     """Confidence in the answer (high, medium or low) with its reason. Two empty texts until `ask` sets the confidence.
     """
     measure: Measurement | None = None
-    """The measurement that would settle the answer. None: no measurement would change the answer."""
+    """The measurement that would settle the answer. None: the answer is the same with the fastest and with the slowest
+    step times, or step times were measured on a server.
+    """
 
     @property
     def titles(self) -> list[str]:
@@ -87,7 +89,9 @@ class Answer:
         return [row.arm, *cells, row.remark]
 
     def remarks(self) -> list[str]:
-        """Sentences that go with the answer: first the winner's limiting resource, then the other notes."""
+        """Sentences that go with the answer: the winner's limiting resource, the range of the winner's numbers, the
+        notes, and the warnings. Resource and range are left out if they are not known.
+        """
         limit = [] if self.limit is None else [f"'{self.winner}': {self.limit}."]
         return [*limit, *self._range(), *self.notes, *(f"Warning: {warning}" for warning in self.warnings)]
 
@@ -128,14 +132,14 @@ class Answer:
 
     @property
     def figure(self) -> "Figure":
-        """The figure of the candidates' numbers and their intervals. Each call draws a new figure."""
+        """The figure of the candidates' numbers and their intervals. Each access draws a new figure."""
         from pdsim.study.questions.figure import draw  # noqa: PLC0415  matplotlib takes long to load
 
         titles = {name: self.title(name) for name in self.columns}
         return draw(self.asks, titles, self.rows, winner=self.winner, axis=self.axis)
 
     def to_markdown(self) -> str:
-        """The answer as a Markdown page. The page expects the figure in the same folder."""
+        """The answer as a Markdown page. The page expects the figure as answer.png in the same folder."""
         return f"# {self.asks}\n\n{self._repr_markdown_()}\n![The numbers of the table](answer.png)\n"
 
     def _repr_markdown_(self) -> str:

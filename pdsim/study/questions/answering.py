@@ -1,4 +1,6 @@
-"""Answers a question: runs its candidates, chooses the best, repeats its run, and finds the limiting resource."""
+"""Answers a question: runs its candidates, chooses one, asks again with other step times and message latencies, and
+finds the resource that limits the chosen candidate.
+"""
 
 import json
 import os
@@ -161,7 +163,9 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 
 def _by_draws(found: Judged) -> list[str]:
-    """A sentence on how many random loads let the winner meet the SLO. Empty: all of them, or none."""
+    """A sentence on how many of the winner's runs, one for each seed of the random load, meet the SLO. Empty: all of
+    them, or none.
+    """
     study, winner = found
     runs = study[winner.winner].replications
     meeting = sum(run.slos[SLO].meets for run in runs)
@@ -325,8 +329,8 @@ def _as_good(study: Study, verdict: Verdict) -> list[str]:
 
 
 def _default_router(study: Study, scenario: Scenario) -> list[str]:
-    """A note that the router is the default. Empty: the question varies the router, or the scenario or the user named a
-    router.
+    """A note that the router is the default. Empty: the question varies a setting of the router, each role has a single
+    instance, or the scenario or the user named a router.
     """
     is_varied = any(field.startswith("router") for arm in study.arms for field in arm.changes)
     most_instances = max(servers.instances for servers in scenario.roles.values())

@@ -17,8 +17,9 @@ _RADIX = "decode.radix_cache"
 
 
 def _decode_cache_arms(base: Base) -> list[Arm]:
-    """Candidates whose decode instances have a radix cache or have none. In a closed loop also candidates with half and
-    a quarter of the requests in the batch, which lowers ITL.
+    """Candidates whose decode instances have a radix cache or have none. In a closed loop also candidates with the
+    cache that limit the requests in a decode instance's batch to half and to a quarter of the number of clients,
+    because smaller batches lower ITL.
     """
     made = [Arm(_OFF, {_RADIX: False}), Arm(_ON, {_RADIX: True})]
     client = base.scenario.client
@@ -84,8 +85,9 @@ _RATIOS = (1, 2, 4, 8)
 
 
 def _host_cache_arms(base: Base) -> list[Arm]:
-    """Candidates that differ in the size of host memory, including the scenario's size. Prefill instances have a radix
-    cache in all of them.
+    """Candidates without host memory, and with host memory of several sizes per GPU, including the sizes that the
+    scenario gives. Decode instances get host memory, too, if they have a radix cache and the engine is SGLang. Prefill
+    instances have a radix cache in all candidates.
     """
     scenario = resolve(base.scenario)
     prefill, decode = scenario.pair
@@ -164,8 +166,9 @@ _DRIVES = (1, 2, 4, 8)
 
 
 def _storage_arms(base: Base) -> list[Arm]:
-    """Candidates that differ in their number of drives. Prefill instances have host memory in all of them; other
-    storage fields keep the scenario's values.
+    """A candidate without storage, and candidates with several numbers of drives, including the scenario's number.
+    Prefill instances have a radix cache and host memory in all candidates; other storage fields keep the scenario's
+    values.
     """
     given = base.scenario.storage or StorageSettings()
     host: Changes = {"prefill.radix_cache": True}

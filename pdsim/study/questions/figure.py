@@ -1,5 +1,5 @@
-"""Draws the figure of an answer, with one panel per number. Candidates are points of a line if the axis has numbers,
-otherwise single dots.
+"""Draws the figure of an answer, with one panel per number. Candidates are points of a line if the answer has an axis
+for their positions, otherwise single dots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from pdsim.metrics.plots import COLORS
 from pdsim.study.questions.rows import SATURATED, AnswerRow
 
 _WIDE = 8
-"""The axis is logarithmic if its largest position is at least this many times the smallest."""
+"""The axis is logarithmic if its largest position is at least this many times the smallest, which must be above 0."""
 
 
 def draw(asks: str, titles: Mapping[str, str], rows: Sequence[AnswerRow], *, winner: str, axis: str) -> Figure:

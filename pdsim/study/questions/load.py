@@ -1,5 +1,5 @@
 """Questions on the load: the largest load that the cluster can serve within the SLO, and the stages in which requests
-spend time.
+spend the time to the first token.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from pdsim.workload.client import Poisson
 
 _ALL_AT_ONCE = "all at once"
 _SHARES = (0.5, 0.7, 0.8, 0.9, 0.95)
-"""Rates to try, as shares of the throughput of a run in which all requests are sent at the start. At rates near this
-throughput, the run would end before its queues are stable.
+"""Rates to try, as shares of the throughput of a run in which all requests are sent at the start. The largest share is
+below 1, because at rates still nearer to this throughput the run would end before its queues are stable.
 """
 _FINER = (1 / 3, 2 / 3)
-"""Positions of further rates to try, between the highest rate that meets the SLO (0) and the lowest that misses the SLO
-(1).
+"""Positions of further rates (or speed-ups of a trace) to try, between the highest rate that meets the SLO (0) and the
+lowest that misses the SLO (1).
 """
 _UNBOUNDED = 1_000_000
 _RATES, _OWN_RATES = "Poisson arrivals", "arrivals as the scenario has them"
@@ -78,8 +78,8 @@ def _sped_up(base: Base, factor: float) -> Arm:
 
 
 def _arm(base: Base, rate: float) -> Arm:
-    """A candidate with this rate in requests per second. Bursts and rate profiles keep their shape; all other loads
-    become Poisson arrivals.
+    """A candidate with this rate in requests per second. Arrivals that have a mean rate (gamma, constant, bursts, rate
+    profiles) keep their shape; all other loads become Poisson arrivals.
     """
     rate = float(f"{rate:.3g}")
     arrivals = getattr(base.scenario.client, "arrivals", None)

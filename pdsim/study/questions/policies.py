@@ -109,8 +109,8 @@ _RULE = "router.disaggregation"
 
 
 def _local_prefill_arms(base: Base) -> list[Arm]:
-    """Candidates with different rules for prompts that decode instances compute themselves: llm-d's rule with several
-    thresholds, Dynamo's rule with its defaults, and the scenario's rule.
+    """Candidates with different rules for prompts that decode instances compute themselves: no such prompts, llm-d's
+    rule with several thresholds, and Dynamo's rule with its defaults. Raises ConfigError if the engine is not vLLM.
     """
     if base.scenario.engine != "vllm":
         raise ConfigError(
@@ -168,8 +168,8 @@ LOCAL_PREFILL = Question(
 _FCFS, _FIRST = "first come, first served", "priorities"
 _SHED_NOBODY: Changes = {"router.shedding": None}
 _QUEUE_SHARES = (0.5, 1.0, 2.0)
-"""Limits of the prefill queue to try, as shares of the number of prompts that prefill computes in a time as long as the
-SLO's limit of TTFT.
+"""Maximum numbers of waiting requests to try, as shares of the number of prompts that prefill computes in a time as
+long as the SLO's limit of TTFT, if each instance computes one prompt at a time.
 """
 
 
@@ -185,8 +185,9 @@ def _priorities_arms(base: Base) -> list[Arm]:
 
 
 def _queue_limits(study: Study) -> list[Arm]:
-    """Candidates with priorities, in which the router refuses requests if the prefill queue would exceed the SLO's
-    limit of TTFT.
+    """Candidates with priorities, in which the router refuses requests above a maximum number of waiting requests. Each
+    candidate has another maximum (_QUEUE_SHARES). Empty: these candidates were made before, the candidate with
+    priorities alone has no result, or the SLO does not limit TTFT.
     """
     limit_ms = study.slo.limit_ms("ttft")
     if len(study.arms) > len((_FCFS, _FIRST)) or study.error(_FIRST) or limit_ms is None:

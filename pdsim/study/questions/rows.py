@@ -98,7 +98,7 @@ class AnswerRow:
     x: float | None
     """The candidate's position on the figure's axis. None: the candidate has no position."""
     estimates: Mapping[str, Estimate | None]
-    """The candidate's numbers, by column. None: the number is not known, or is a latency of a saturated system."""
+    """The candidate's numbers, by column. None: the number is not known, or is a latency of a saturated candidate."""
     remark: str
     """Says what is wrong with the candidate, such as a missed SLO. Empty: nothing."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)

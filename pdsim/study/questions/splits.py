@@ -230,8 +230,8 @@ def _other_kinds(study: Study, best: str) -> list[tuple[str, str]]:
 
 
 def _kind(label: str) -> str:
-    """The kind of parallelism that a candidate's label names: pipeline stages, context-parallel groups, or neither
-    (empty).
+    """The kind of parallelism that a candidate's label names: "PP" (pipeline stages, with or without context
+    parallelism), "CP" (context parallelism alone), or empty (neither).
     """
     return next((kind for kind in ("PP", "CP") if kind in label), "")
 
@@ -254,7 +254,9 @@ PREFILL_SPLIT = Question(
 
 _SWITCH, _SCALE = "servers change roles", "servers start and stop, too"
 _EQUAL_SHARE = 0.01
-"""Two candidates count as equal if their shares of requests within the SLO differ by less than this."""
+"""If no candidate meets the SLO: candidates whose share of requests within the SLO is at most this much below the
+largest share count as equal, and GPU-hours decide. 0.01 is one percentage point.
+"""
 
 
 def _elastic_arms(base: Base) -> list[Arm]:
@@ -279,8 +281,8 @@ def _elastic_arms(base: Base) -> list[Arm]:
 
 
 def _elastic_verdict(study: Study) -> Verdict:
-    """Recommends the candidate that meets the SLO with the fewest GPU-hours. If none meets the SLO: the one with most
-    requests within the limits.
+    """Recommends the candidate that meets the SLO with the fewest GPU-hours. If none meets the SLO: of the candidates
+    with the largest share of requests within the SLO (up to _EQUAL_SHARE), the one with the fewest GPU-hours.
     """
     labels = study.labels()
     fixed = [label for label in labels if label not in (_SWITCH, _SCALE)]

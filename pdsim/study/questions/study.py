@@ -1,5 +1,5 @@
-"""The candidates of a question, with their results and texts about them. All candidates serve the same requests, once
-per seed.
+"""The candidates of a question, with their results and texts about them. Each candidate is run once per seed. All
+candidates serve the same requests, unless the question varies the load.
 """
 
 import json
@@ -44,9 +44,9 @@ class Verdict(NamedTuple):
     winner: str
     """Label of the candidate that the answer recommends, or is about."""
     advice: str
-    """The recommendation as text, without numbers. Empty: the answer recommends nothing."""
+    """The recommendation as text. Empty: the answer recommends nothing."""
     why: str
-    """One or two sentences with the numbers that support the recommendation."""
+    """Text with the numbers that support the recommendation. If `advice` is empty: the whole text of the answer."""
     notes: Sequence[str] = ()
     """Further sentences on the candidates."""
 
@@ -62,7 +62,7 @@ class Question:
     verdict: Callable[["Study"], Verdict]
     """Chooses a candidate from the results, and says why."""
     then: Callable[["Study"], list[Arm]] = lambda _study: []
-    """Makes further candidates from the results of the first."""
+    """Makes further candidates from the results so far. Called again after each set of runs, until it makes none."""
     starter: Changes = field(default_factory=dict)
     """Changes of pdsim's built-in scenario (used if the user gives none) where the question needs a setting that this
     scenario lacks.
@@ -108,7 +108,7 @@ def question(name: str) -> Question:
 
 SLO = "asked"
 EQUAL = 0.02
-"""Candidates count as equal if their numbers differ by less than this share."""
+"""Candidates count as equal if their numbers differ by at most this share."""
 
 
 class Study:
@@ -136,8 +136,8 @@ class Study:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of two kinds: steps of a candidate have more or fewer tokens or requests than any measured step, or
-        requests failed.
+        """Warnings about the candidates: a sentence on those of their runs (PointResult.warnings, such as costs that
+        were not measured), and one on failed requests.
         """
         points = list(self._results.values())
         return [*warnings_of(points), *failures_of_points(points)]
@@ -240,9 +240,9 @@ class Study:
 
     def best(self, labels: Iterable[str]) -> str:
         """Label of the best candidate. Among candidates that meet the SLO: the one with the most goodput; among those
-        with nearly equal goodput, the one with the lowest latency. If no candidate meets the SLO: the one in which most
-        requests are within the SLO, preferably without failed requests. If all candidates are saturated: the one with
-        most requests per second and GPU.
+        whose goodput is lower by at most the share EQUAL, the one with the lowest mean latency. If no candidate meets
+        the SLO: the one in which most requests are within the SLO, preferably without failed requests. If all
+        candidates are saturated: the one with most requests per second and GPU.
         """
         labels = list(labels)
         steady = self.steady(labels)
@@ -267,7 +267,8 @@ class Study:
 
     def serves_alike(self, label: str, other: str) -> bool:
         """True if the candidate `label` has at least the throughput and at most the mean TTFT of `other`. Differences
-        up to the share EQUAL are ignored.
+        up to the share EQUAL are ignored. False if only one of the candidates is saturated. If both are saturated, only
+        the throughput counts.
         """
         if self[label].is_saturated != self[other].is_saturated:
             return False
@@ -276,7 +277,7 @@ class Study:
         return rate >= 1 - EQUAL and ttft <= 1 + EQUAL
 
     def best_routed(self, labels: Iterable[str]) -> list[str]:
-        """The best candidate of each cluster. Candidates of one cluster differ in their router."""
+        """Labels of the best candidate of each cluster. Candidates of one cluster differ only in their router."""
         routed: dict[str, list[str]] = {}
         for label in labels:
             changes = json.dumps(self._changes_but_router(label), sort_keys=True, default=str)
@@ -284,8 +285,8 @@ class Study:
         return [self.best(same) for same in routed.values()]
 
     def routers_against(self, best: str) -> list[str]:
-        """A note on how the other routers of the same cluster compare with the best candidate. Empty: no other routers
-        were tried.
+        """Sentences on how each other router of the same cluster compares with the candidate `best`, in goodput and
+        mean latency. Empty: no candidate with another router has a result.
         """
         cluster = self._changes_but_router(best)
         others = [label for label in self.labels() if label != best and self._changes_but_router(label) == cluster]

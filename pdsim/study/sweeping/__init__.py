@@ -1,1 +1,1 @@
-"""Sweeps: the points that a sweep file lists, their runs, and the table of results."""
+"""Sweeps: the points that a sweep file describes, the runs of these points, and the results of the runs."""

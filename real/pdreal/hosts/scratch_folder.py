@@ -1,5 +1,5 @@
-"""A folder below TMPDIR that is removed when its process ends. If the process is killed, a later process removes the
-folder.
+"""A folder below TMPDIR that is removed at the end of its context, or by `cleanup`. If the process that owns the folder
+is killed, the next ScratchFolder that the same user makes below this TMPDIR removes the folder.
 
 The owner holds a lock on a file in the folder. The kernel releases the lock however the owner ends, also if containers
 share TMPDIR and do not see each other's processes.

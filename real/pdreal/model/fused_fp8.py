@@ -1,4 +1,6 @@
-"""Products of bf16 activations with e4m3 matrices that have block scales. Matrices are not widened in memory."""
+"""Products of activations with e4m3 matrices that have block scales. For few tokens a kernel reads the e4m3 matrix
+directly. For more tokens the matrix is first widened to the type of the activations.
+"""
 
 from functools import cache
 from math import prod
@@ -19,7 +21,8 @@ first is faster."""
 _COLUMNS = 64
 """Number of outputs that one Triton program computes. With few tokens, tensor cores of an H200 need at least 64."""
 _MOST_PARTS, _MOST_PROGRAMS = 8, 384
-"""Maximum number of parts into which inputs are divided, and of programs: as many as an H200 runs at once."""
+"""Maximum number of parts into which the inputs of a product are divided. Maximum number of programs of a product whose
+inputs are divided: as many as an H200 runs at once."""
 
 
 @triton.jit(do_not_specialize=("x", "weights", "scales", "out", "sums", "arrived", "tokens"))
@@ -118,8 +121,9 @@ def _linear(dtype: torch.dtype, outputs: int, inputs: int, rows: int, parts: int
 
 @cache
 def _arrivals(device: torch.device) -> Tensor:
-    """Counters of finished parts, one per tile of the output. The program of the last part sets its counter back to
-    0.
+    """Returns the device's counters of finished parts; a product uses one for each tile of its output. The program that
+    finishes a tile's last part sets the tile's counter back to 0. All products share the counters, so products on a
+    device must run one after another.
     """
     return torch.zeros(_MOST_PROGRAMS, dtype=torch.int32, device=device)
 

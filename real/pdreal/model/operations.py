@@ -1,6 +1,9 @@
-"""Operations between the matrix products: plain torch on CPUs, one Triton kernel each on GPUs (fused.py).
+"""Operations of a forward: products with weights, and operations between them. Products are torch's, except those with
+fp8 matrices (fused_fp8.py). add_rms_norm_, norm_rotate_ and silu_and_multiply are plain torch on CPUs, and Triton
+kernels on GPUs (fused.py).
 
-Each operation takes bf16 or fp32, and computes in fp32. Operations whose name ends in _ write into their arguments.
+These three operations take bf16 or fp32, and compute in fp32. Operations whose name ends in _ may write into their
+arguments.
 """
 
 import math
@@ -16,7 +19,9 @@ from pdsim.system.model import LatentAttention
 
 
 def linear(x: Tensor, matrix: Matrix) -> Tensor:
-    """Returns the product, [tokens, outputs]. x: [tokens, inputs]; matrix: [outputs, inputs]."""
+    """Returns the product of x, [tokens, inputs], with a weight matrix, [outputs, inputs]: [tokens, outputs]. Triton
+    kernels compute products with fp8 matrices.
+    """
     if not isinstance(matrix, BlockScaled):
         return functional.linear(x, matrix)
     from pdreal.model import fused_fp8  # noqa: PLC0415  Triton is needed on GPUs only
@@ -82,8 +87,8 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
 
 
 def logits(hidden: Tensor, head: Tensor) -> Tensor:
-    """Returns logits in fp32. In bf16 the two best tokens would often have equal logits. hidden: [rows, hidden]. head:
-    output projection, [vocabulary, hidden].
+    """Returns logits in fp32. In bf16 the two best tokens would often have equal logits; on a CPU, however, logits
+    of a bf16 model are rounded to bf16. hidden: [rows, hidden]. head: output projection, [vocabulary, hidden].
     """
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
@@ -91,8 +96,9 @@ def logits(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
-    """Returns cosines and sines of the rotation at every position, fp32 [num_positions, head_dim / 2 | head_dim /
-    2].
+    """Returns cosines, then sines, of RoPE's angles at positions 0 to num_positions - 1, fp32
+    [num_positions, head_dim / 2 | head_dim / 2]. With YaRN the values are multiplied by YaRN's attention factor.
+    head_dim: number of dimensions of a head that are rotated.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
     frequencies = 1.0 / llama.rope_theta**exponents
@@ -109,7 +115,9 @@ def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, d
 
 
 def attention_scale(llama: LlamaArchitecture, latent: LatentAttention) -> float:
-    """Returns the factor on scores of latent attention. YaRN increases the factor."""
+    """Returns the factor on scores of latent attention: 1 / sqrt(width of a query head), which YaRN increases if its
+    mscale_all_dim is set.
+    """
     scale = (latent.nope_dim + latent.rope_dim) ** -0.5
     if llama.yarn is not None and llama.yarn.mscale_all_dim:
         scale *= _yarn_length(llama.yarn.factor, llama.yarn.mscale_all_dim) ** 2
@@ -121,8 +129,8 @@ def _yarn_length(factor: float, mscale: float) -> float:
 
 
 def _stretch_by_yarn(frequencies: Tensor, theta: float, yarn: YarnScaling) -> Tensor:
-    """Divides frequencies by YaRN's factor: low frequencies fully, high frequencies not at all, those between in
-    part.
+    """Returns frequencies as YaRN changes them: low frequencies divided by YaRN's factor, high frequencies unchanged,
+    those between in part divided.
     """
     last = 2 * len(frequencies) - 1
 

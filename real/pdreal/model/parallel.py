@@ -32,8 +32,8 @@ class TensorParallel:
     has_whole_experts: bool = False
     """True if each rank holds whole experts instead of a part of every expert."""
     sends_to_experts: bool = False
-    """True if each rank has a share of a forward's tokens, and sends a token to the ranks of its experts. The ranks
-    hold whole experts."""
+    """True if, outside of attention, each rank has only a share of a forward's tokens, and ranks send tokens to the
+    ranks that hold the tokens' experts. Needs has_whole_experts. Changes nothing for models without experts."""
 
     @classmethod
     def join(
@@ -82,7 +82,9 @@ class TensorParallel:
             raise ModelError(f"{config.name}: {config.num_kv_heads} KV heads do not divide among {self.size} ranks")
 
     def part(self, size: int) -> slice:
-        """Returns this rank's part of a dimension. The dimension divides into equal parts."""
+        """Returns the indices of this rank's part of a dimension. size: length of the dimension, a multiple of
+        the number of ranks.
+        """
         return slice(size * self.rank // self.size, size * (self.rank + 1) // self.size)
 
     def experts(self, num_experts: int) -> slice:
@@ -101,14 +103,14 @@ class TensorParallel:
         return slice(0, size) if self.sends_to_experts else self.part(size)
 
     def kv_heads(self, num_heads: int) -> slice:
-        """Returns this rank's KV heads. With more ranks than heads, several ranks hold the same head."""
+        """Returns the indices of this rank's KV heads. With more ranks than heads, several ranks hold the same head."""
         first = num_heads * self.rank // self.size
         return slice(first, first + max(1, num_heads // self.size))
 
     # What ranks tell each other.
 
     def sum_(self, x: Tensor) -> Tensor:
-        """Adds up the tensor over all ranks, in place."""
+        """Adds up the tensor over all ranks, in place, and returns the tensor."""
         if self.size > 1:
             dist.all_reduce(x)
         return x
@@ -128,8 +130,9 @@ class TensorParallel:
         return rows
 
     def exchange(self, x: Tensor, sent: Sequence[int] | None = None, received: Sequence[int] | None = None) -> Tensor:
-        """Sends rows to each rank, and returns those that the ranks sent to this one, both in the ranks' order. sent,
-        received: number of rows to and from each rank; None: equal parts.
+        """Sends the rows of x to the ranks: the first rows to rank 0, the next rows to rank 1, and so on. Returns the
+        rows that this rank received, in the order of their senders. sent, received: number of rows to and from each
+        rank, this rank included; None: x is divided equally.
         """
         rows = x.new_empty(len(x) if received is None else sum(received), *x.shape[1:])
         dist.all_to_all_single(rows, x.contiguous(), received, sent)
@@ -144,8 +147,8 @@ class TensorParallel:
         return everyone.view(self.size, *logits.shape).transpose(0, 1).flatten(1)
 
     def best(self, scores: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the token with the highest score over all ranks. scores, tokens: this rank's best tokens with their
-        scores, [n] each. Among equal scores the lowest token wins.
+        """Returns for each of n rows the token id with the highest score over all ranks, [n]. Among equal scores the
+        lowest id wins. scores, tokens: score and id of this rank's best token of each row, [n] each.
         """
         if self.size == 1:
             return tokens

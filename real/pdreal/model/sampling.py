@@ -1,8 +1,8 @@
 """Choice of the next token from logits: the likeliest, or a random token by the request's seed; with log probabilities
 if the request asks for them.
 
-The random number depends only on seed, position and token. So a request gets the same tokens whatever other requests
-run, on any device, from one instance or from two.
+The random number depends only on seed, position and token. So with equal logits a request gets the same tokens,
+whatever other requests run, on any device, from one instance or from two.
 """
 
 from collections.abc import Sequence

@@ -40,12 +40,14 @@ _LATENT_EPS = 1e-6
 
 
 class Attend(Protocol):
-    """Attention of one layer: new tokens attend to their context, for the heads of this rank."""
+    """Attention of a forward, for the heads of this rank. Each call computes one layer: new tokens attend to their
+    sequence's context, and each new token to itself and to the new tokens before it.
+    """
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int) -> Tensor:
-        """Returns the attention of new tokens, in the query's shape. layer: index of the layer in the cache. query,
-        key, value: [tokens, heads, head_dim], keys already rotated. window: number of last tokens that a token sees,
-        including itself; 0: all.
+        """Returns the attention outputs of new tokens, in the query's shape. layer: index of the layer in the cache.
+        query, key, value: [tokens, heads, head_dim], queries and keys already rotated. window: number of last tokens
+        that each token sees, the token itself included; 0: all.
         """
         ...
 
@@ -76,13 +78,13 @@ class Transformer:
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self.choices: list[Tensor] | None = None
-        """If this is a list, each forward appends the chosen experts of each of its layers, [tokens, active]. None:
-        nothing is kept."""
+        """List to which each forward appends the experts that tokens chose, [tokens, active], for each layer with
+        experts. None: nothing is kept."""
         self.weights = weights
         self._first_layer = first_layer
         self._eps = config.llama.rms_norm_eps
         self._places = [first_layer + place for place in config.places]
-        """Number of each layer among the layers of its kind, in the cache or in the pool of states."""
+        """Index of each layer in the KV cache; of a layer with linear attention, in the pool of states."""
         num_positions = config.max_context_tokens + MOST_VERIFIED_TOKENS
         self._angles = operations.rotary_angles(config.llama, config.num_rotated, num_positions, self.device)
 
@@ -104,9 +106,9 @@ class Transformer:
         return cls(config, load_weights(config, source, tp, dtype, device), tp)
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None) -> Tensor:
-        """Scores in fp32 of the next token, [rows, the rank's part of the vocabulary]. tokens, positions: [tokens], of
-        any number of sequences one after another, with each token's position in its own sequence. rows: tokens whose
-        successors are scored; None: all.
+        """Returns logits in fp32 of the token after each row, [rows, the rank's part of the vocabulary]. tokens,
+        positions: [tokens], of any number of sequences one after another, with each token's position in its own
+        sequence. attend: computes the attention. rows: indices of the tokens whose successors are scored; None: all.
         """
         return self.logits_of(self.hidden(tokens, positions, attend, rows))
 
@@ -143,8 +145,8 @@ class Transformer:
         return choose(self.tp.whole_vocabulary(self.logits_of(hidden)), draws)
 
     def best_tokens(self, logits: Tensor) -> Tensor:
-        """Returns the likeliest tokens over all ranks' parts of the vocabulary, [rows]. All ranks get the same
-        tokens.
+        """Returns the likeliest token of each row, [rows], over all ranks' parts of the vocabulary. All ranks get the
+        same tokens. logits: of this rank's part, [rows, part of the vocabulary].
         """
         scores, tokens = logits.max(dim=-1)
         return self.tp.best(scores, tokens + self.tp.part(self.config.vocab_size).start)

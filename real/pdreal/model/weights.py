@@ -1,4 +1,4 @@
-"""Weights of one rank: random by a seed, or read from a checkpoint. Each rank keeps its part of each tensor."""
+"""Weights of one rank, random or from a checkpoint. Ranks divide heads, MLPs, experts and the output projection."""
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from pdsim.system.model import LatentAttention
 
 class WeightSource(Protocol):
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Returns a parameter of the undivided model, on any device."""
+        """Returns a parameter, not divided among ranks, on any device. An fp8 parameter is widened to fp32."""
         ...
 
     def scaled(self, name: str, shape: tuple[int, ...]) -> BlockScaled | None:
@@ -53,7 +53,7 @@ class RandomWeights:
 
 @dataclass(frozen=True)
 class QuantisedWeights:
-    """Converts another source's weights: the projections of all layers are quantised to fp8."""
+    """Another source's weights, with the projections of all layers in fp8: quantised, unless the source has fp8."""
 
     source: WeightSource
 
@@ -73,7 +73,7 @@ class Checkpoint:
 
     folder: Path
     _files: dict[str, Any] = field(default_factory=dict, repr=False)
-    """Open file of each tensor, by the tensor's name."""
+    """Open file of each tensor, by the tensor's name. Empty until a parameter is read."""
 
     def whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if not self._files:
@@ -110,8 +110,9 @@ class Checkpoint:
 
 
 def weight_source(text: str, device: torch.device, quantization: Quantization | None = None) -> WeightSource:
-    """Returns the source that --weights names: seed:N, or the folder of a checkpoint. quantization: convert the weights
-    to fp8; None: keep their types. Raises ModelError if N is no whole number, or the folder does not exist.
+    """Returns the source that --weights names: seed:N, or the folder of a checkpoint. device: where random weights are
+    made. quantization: "fp8": projections are quantised; None: parameters keep their types. Raises ModelError if N is
+    no whole number, or the folder does not exist.
     """
     source = _source(text, device)
     return source if quantization is None else QuantisedWeights(source)
@@ -152,15 +153,15 @@ class ExpertWeights:
     """Indices, among the layer's experts, of those that this rank holds."""
     routing: GroupedRouting | None = None
     bias: Tensor | None = None
-    """Bias that changes which experts are chosen, but not their weights: [all experts] in fp32."""
+    """Bias that changes which experts are chosen, but not their weights: [all experts] in fp32. None: no bias."""
     shared: MlpWeights | None = None
-    """Experts that process every token, kept as one MLP."""
+    """Experts that process every token, kept as one MLP. None: the layer has no such experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedWeights:
     qkv: Matrix
-    """Projections to queries, keys, values and, if there are any, gates of all heads."""
+    """Projections to queries, keys, values and, if the model has them, gates of this rank's heads, in this order."""
     head_norms: tuple[Tensor, Tensor] | None
     """Weights of the norms of query heads and of key heads, [head_dim] each. None: heads have no norms."""
 
@@ -177,7 +178,7 @@ class LatentHeads:
     keys: Tensor
     """Projections from latents to keys, [heads, width, latent rank]. width: width of a key without its rotated part."""
     values: Tensor
-    """Value projections, [heads, value, latent rank]."""
+    """Projections from latents to values, [heads, width of a value, latent rank]."""
     scale: float
     """Factor by which attention scores are multiplied."""
 
@@ -186,21 +187,19 @@ class LatentHeads:
         return self.keys.shape[2]
 
     def expand(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values [tokens, heads, dim] of latents [tokens, 1, latent rank | rotated]."""
+        """Returns keys [tokens, heads, plain | rotated] and values [tokens, heads, value]. latent: [tokens, 1, ...]."""
         low, rotated = latent[:, 0, : self.rank], latent[..., self.rank :]
         keys, values = (_each_head(low, part.flatten(0, 1), len(part)) for part in (self.keys, self.values))
         return torch.cat((keys, rotated.expand(-1, len(self.keys), -1)), dim=-1), values
 
     def absorb(self, query: Tensor) -> Tensor:
-        """Returns queries turned so that they attend to latents directly, [tokens, heads, latent rank | rotated]."""
+        """Returns queries that attend to latents directly, [tokens, heads, latent rank | rotated]."""
         plain, rotated = query.tensor_split((self.keys.shape[1],), dim=-1)
         low = torch.bmm(plain.transpose(0, 1), self.keys).transpose(0, 1)
         return torch.cat((low, rotated), dim=-1)
 
     def read_out(self, attended: Tensor) -> Tensor:
-        """Returns the outputs of heads, [tokens, heads, value], from the attention's result over latents, [tokens,
-        heads, latent rank].
-        """
+        """Returns the outputs of heads, [tokens, heads, value]. attended: of latents, [tokens, heads, latent rank]."""
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -214,7 +213,7 @@ class LatentWeights:
     """Projections of the hidden state, joined to one matrix [outputs, hidden]. Outputs: the queries (or the latent that
     queries are made from), then the KV latent, then the rotated part of the key."""
     query_norm: Tensor | None
-    """Norm of the queries' latent. None: queries are not made from a latent."""
+    """Weight of the norm of the queries' latent. None: queries are not made from a latent."""
     query: Tensor | None
     """Query projection, [heads * (plain | rotated), query rank]. None: the projection `into` makes the queries."""
     latent_norm: Tensor
@@ -223,7 +222,9 @@ class LatentWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """Weights of one layer. Matrices are [outputs, inputs]. Matrices that have the same input are joined into one."""
+    """Weights of one layer. Matrices are [outputs, inputs]. The projections of the input of attention are joined into
+    one matrix, and so are the gate and up projections of an MLP.
+    """
 
     input_norm: Tensor
     attention: GroupedWeights | LatentWeights | DeltaWeights
@@ -255,10 +256,9 @@ def load_weights(
     *,
     keeps_fp8: bool | None = None,
 ) -> ModelWeights:
-    """Loads the weights of one rank. Raises ModelError if the model does not divide into so many ranks, or the
-    checkpoint belongs to another model.
-
-    keeps_fp8: fp8 matrices of the source stay fp8; None: only on a GPU.
+    """Loads the weights of one rank. keeps_fp8: fp8 matrices of the source stay fp8 (except input projections of latent
+    and of linear attention); None: only on a GPU. Raises ModelError if the model does not divide into so many ranks,
+    or an fp8 matrix not into whole blocks, or if the checkpoint cannot be read or belongs to another model.
     """
     tp.check(config)
     shapes = config.parameters
@@ -298,9 +298,10 @@ class _Loader:
     dtype: torch.dtype
     device: torch.device
     keeps_fp8: bool
-    """True: fp8 matrices of the source stay fp8."""
+    """True: the method `matrix` leaves matrices in fp8 that the source has in fp8."""
     norm_offset: float = 0.0
-    """Added to the weights of norms: 1 for Qwen3.5, whose checkpoints hold each weight minus one."""
+    """Added to the weights that the method `norm` loads: 1 for Qwen3.5, whose checkpoints hold these weights minus one.
+    The norm within a gated delta net has no offset."""
 
     def norm(self, name: str) -> Tensor:
         weight = self._whole(f"{name}.weight")
@@ -396,8 +397,8 @@ def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: st
 def _load_latent(
     config: ModelConfig, latent: LatentAttention, tp: TensorParallel, load: _Loader, at: str
 ) -> LatentWeights:
-    """Loads the latent attention of one layer. at: the layer's prefix in parameter names. Checkpoints rotate pairs of
-    neighbouring dimensions, but real mode rotates the first half with the second, so rows are reordered here, once.
+    """Loads the latent attention of one layer. at: prefix of the attention's parameter names. Checkpoints rotate pairs
+    of neighbouring dimensions, but real mode rotates the first half with the second, so rows are reordered here, once.
     """
     heads, rank = config.num_query_heads, config.llama.query_rank
     part = tp.part(heads)

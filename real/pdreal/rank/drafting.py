@@ -33,7 +33,7 @@ class VerifyRows(NamedTuple):
     """
 
     tokens: Tensor
-    """Last token of each sequence, [rows]."""
+    """Id of the last token of each sequence, [rows]."""
     positions: Tensor
     """Position of the last token of each sequence, which is the number of tokens before it, [rows]."""
     slots: Tensor

@@ -34,13 +34,15 @@ from pdsim.core.sequence import TokenIds
 
 
 class HasPageTables(Protocol):
-    """An instance that has a page table for each request."""
+    """An instance that gives the lease of a request. The lease has the request's page table."""
 
     def lease(self, request_id: int) -> Lease: ...
 
 
 class NewToken(NamedTuple):
-    """A token that the instance streams to the client."""
+    """A token that a step computed for a request. Prefill sends the token to decode, other instances stream the token
+    to the client.
+    """
 
     request_id: int
     token: int
@@ -53,7 +55,7 @@ class Outcome(NamedTuple):
     result: Result
     """The result of the step, for the instance."""
     new_tokens: list[NewToken]
-    """The tokens of the step, for clients."""
+    """New tokens of the step, without those of requests that were dropped during the step."""
 
 
 @dataclass(slots=True)
@@ -62,9 +64,9 @@ class _Sequence:
     sampling: Sampling
     num_prompt_tokens: int
     tokens: "array[int]"
-    """Tokens of the prompt and of the output."""
+    """Ids of the tokens of the prompt and of the output so far."""
     most_tokens: int
-    """The sequence ends at this number of tokens at the latest."""
+    """Number of tokens, prompt and output together, at which the sequence ends at the latest."""
     ends: frozenset[int]
     """Token ids that end the sequence."""
     is_plain: bool
@@ -78,15 +80,17 @@ class _Sequence:
     state_slot: int = 0
     """Slot of the sequence's linear-attention state at its last grant, transfer, load or decode step. 0: none."""
     num_cached_tokens: int = 0
-    """Number of prompt tokens whose KV came from the prefix cache."""
+    """Number of prompt tokens whose KV came from the prefix cache of the instance that computed the prompt. 0 until the
+    number is known.
+    """
     is_begun: bool = False
-    """True: its prompt has begun to be computed, so num_cached_tokens is known. Stays True after a retraction."""
+    """True: this instance has begun to compute the prompt, so num_cached_tokens is known. A retraction keeps True."""
     first_logprobs: Logprobs | None = None
-    """Log probabilities of the first token, if another instance made it."""
+    """Log probabilities of the first token. None: this instance made the token, or the request asks for none."""
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens that have KV. The last output token gets its KV in the next step."""
+        """Number of tokens with KV after the prompt is computed. The last output token gets its KV in the next step."""
         return len(self.tokens) - 1
 
     @property
@@ -117,15 +121,15 @@ class _Rows:
 
     @property
     def request_ids(self) -> list[int]:
-        """Requests in the order in which they joined, as in the instance's batch."""
+        """Ids of the batch's requests in the order in which they joined, as in the instance's batch."""
         return list(self._rows)
 
     def join(self, sequence: _Sequence) -> None:
         self._put(len(self.sequences), sequence)
 
     def leave(self, request_id: int) -> None:
-        """Moves the last row's sequence to the row of a request that leaves. Does nothing if the request has left
-        already.
+        """Removes a request. The sequence of the last row moves to the request's row. Does nothing if the request is
+        not in the batch.
         """
         if (row := self._rows.pop(request_id, None)) is None:
             return
@@ -181,7 +185,9 @@ class Executor:
         logprobs: Logprobs | None = None,
         seed: Seed | None = None,
     ) -> None:
-        """Adds the first token and the seed of drafts, which reach a decode instance with KvArrived."""
+        """Adds the data that reach a decode instance with KvArrived: the first token with its log probabilities,
+        prefill's number of cached tokens, and the seed of drafts. Does nothing if the request was dropped.
+        """
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
             sequence.first_logprobs = logprobs
@@ -227,35 +233,35 @@ class Executor:
         return self._sequences[request_id].tokens[-1]
 
     def save(self, command: m.SaveKv) -> SaveKv:
-        """Returns the task that saves a request's KV to host memory. All ranks do this task before the instance's next
-        command.
+        """Returns the task that saves a request's KV, and its linear-attention state if there is one, to host memory.
+        All ranks do this task before later copies and steps of the instance.
         """
         sequence = self._sequences[command.request_id]
         sequence.is_saved = True
         return SaveKv(command.request_id, sequence.num_kv_tokens, array("i", command.pages), sequence.state_slot)
 
     def load(self, command: m.LoadKv) -> RestoreKv:
-        """Returns the task that copies a request's KV back from host memory. All ranks do this task before the
-        instance's next command.
+        """Returns the task that copies a request's KV and linear-attention state back from host memory, and drops the
+        saved copy. All ranks do this task before later copies and steps of the instance.
         """
         self._sequences[command.request_id].is_saved = False
         return RestoreKv(command.request_id, array("i", command.pages), self.state_slot(command.request_id))
 
     def state_slot(self, request_id: int) -> int:
-        """Returns the slot of a request's linear-attention state. 0: the model has none."""
+        """Returns the slot of a request's linear-attention state; takes one if it has none. 0: no such layers."""
         if self._states is None:
             return 0
         self._sequences[request_id].state_slot = slot = self._states.own(request_id)
         return slot
 
     def output(self, request_id: int) -> list[int]:
-        """All output tokens of a request so far."""
+        """Returns the ids of all output tokens of a request so far."""
         sequence = self._sequences[request_id]
         return sequence.tokens[sequence.num_prompt_tokens :].tolist()
 
     def forget(self, request_id: int) -> ForgetKv | None:
-        """Drops a request that has ended or was cancelled. Returns a task for all ranks that drops the saved KV of the
-        request. None: nothing is saved.
+        """Drops a request that the instance no longer has. Returns a task for all ranks that drops the saved KV of the
+        request. None: no KV of the request is saved.
         """
         sequence = self._sequences.pop(request_id, None)
         if self._speculation is not None:
@@ -299,7 +305,9 @@ class Executor:
         return outcome
 
     def _take_verified(self, speculation: Speculation, tokens: Sequence[int]) -> Outcome:
-        """Takes the tokens of a step that verified drafts. Tokens after a sequence's end are dropped."""
+        """Returns the Outcome of a step that verified drafts, with requests in the order in which they joined the
+        batch. Tokens after a sequence's end are dropped.
+        """
         rows = zip(self._batch.sequences, speculation.new_tokens(tokens), strict=True)
         made = {sequence.request_id: new for sequence, new in rows}
         new_tokens: list[NewToken] = []
@@ -363,7 +371,7 @@ class Executor:
 
     def _changes(self) -> tuple[PageTableChange, ...]:
         """Returns changes of page tables since the last step: for rows of the batch that hold another sequence than
-        before, and for sequences that got more pages.
+        before, and for sequences that need more pages than the ranks know.
         """
         sequences, renewed, page_size = self._batch.sequences, self._batch.renewed, self._page_size
         num_drafts = 0 if self._speculation is None else self._speculation.num_verified - 1

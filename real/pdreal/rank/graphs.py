@@ -40,7 +40,7 @@ class _Graphs:
         gets the experts that tokens choose.
         """
         self.choices: list[Tensor] = []
-        """Experts of each layer that the last forward's tokens chose, if they are recorded."""
+        """Experts that the last forward's tokens chose: [tokens, active] for each layer with experts."""
         self._records_experts = records_experts
         self._model = model
         self._kv = kv
@@ -48,9 +48,9 @@ class _Graphs:
         self._device = torch.zeros_like(self._host, device=model.device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, Tensor] = {}
-        """Hidden states where each graph leaves them, by its size."""
+        """Hidden states where each graph leaves them, by the graph's size in tokens or sequences."""
         self._choices: dict[int, list[Tensor]] = {}
-        """Chosen experts where each graph leaves them, by its size."""
+        """Chosen experts of each layer where each graph leaves them, by the graph's size."""
 
     def _run(self, size: int, num_tokens: int) -> None:
         if graph := self._graphs.get(size):
@@ -123,7 +123,7 @@ class LaunchedStep(NamedTuple):
 
 
 class DecodeGraphs(_Graphs):
-    """Graphs of decode steps. A step uploads only the inputs that changed."""
+    """CUDA graphs of decode steps. A step uploads the inputs of all sequences, but page tables only if some changed."""
 
     def __init__(
         self,
@@ -146,7 +146,8 @@ class DecodeGraphs(_Graphs):
         self._states = states
         num_columns += 0 if states is None else 2
         self.hidden = torch.empty(0)
-        """Hidden states of the last step's tokens, from which logits are made."""
+        """Hidden states of the last step's tokens, [sequences, hidden], from which logits are made. If the step
+        verified drafts: integers of Drafter.step."""
         self._sizes = batch_sizes(max_running_requests)
         self._largest = self._sizes[-1]
         num_pages = min(kv.num_pages, -(-(model.config.max_context_tokens + num_ahead_tokens) // kv.page_size))
@@ -160,12 +161,15 @@ class DecodeGraphs(_Graphs):
         self._num_used = 0
         """Number of sequences in the last batch. Page tables behind theirs begin with the scratch page."""
         self._best: dict[int, Tensor] = {}
-        """Tokens that each graph makes, on the device."""
+        """Likeliest next tokens where each graph leaves them on the device, by the graph's size. If graphs verify
+        drafts: integers of Drafter.step."""
         if model.device.type == "cuda":
             self._capture(self._sizes)
 
     def decode(self, batch: DecodeBatch) -> list[int]:
-        """Returns the next tokens, in the order of the batch."""
+        """Computes a step. Returns the likeliest next token of each sequence, in the order of the batch. If the step
+        verifies drafts: integers of Drafter.step.
+        """
         return to_host(self._launch(batch)).tolist()
 
     def launch(self, batch: DecodeBatch) -> LaunchedStep:
@@ -236,7 +240,7 @@ a graph has programs for the chunks of this many sequences, even if a forward ha
 
 
 class _ForwardInputs(NamedTuple):
-    """Views of one array of int32, on the host or on the device, that a forward reads."""
+    """Inputs of a prefill forward, as views of one array of int32 on the host or on the device."""
 
     tokens: Tensor
     """[most tokens]: input tokens."""
@@ -245,7 +249,7 @@ class _ForwardInputs(NamedTuple):
     slots: Tensor
     """[most tokens]: slot in the KV cache that gets the KV of each token (page * page_size + offset)."""
     last: Tensor
-    """[most sequences]: index of each sequence's last token."""
+    """[most sequences]: index, in `tokens`, of the last token of each sequence."""
     num_tiles: Tensor
     """[1]: number of attention tiles."""
     tiles: Tensor
@@ -339,7 +343,7 @@ class PrefillGraphs(_Graphs):
         )
 
     def hidden(self, batch: PrefillBatch) -> Tensor:
-        """Returns the hidden states of each sequence's last token. The next forward overwrites them."""
+        """Computes a forward. Returns hidden states of each chunk's last token. A later forward may overwrite them."""
         num_tokens = sum(len(chunk.tokens) for chunk in batch.chunks)
         size = next(size for size in SIZES if size >= num_tokens)
         self._upload(batch, size)

@@ -39,7 +39,7 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class ComputedTokens(NamedTuple):
-    """Tokens that the model computed for a task. Start and end are times of the monotonic clock, in ns."""
+    """Result of a Compute task. Start and end of the work are times of the monotonic clock, in ns."""
 
     tokens: list[int]
     """The next tokens, one per prompt chunk or sequence of the decode batch. If a decode step verifies drafts: the
@@ -67,11 +67,11 @@ class RankThreads:
         self._on_gpu = resources.device.type == "cuda"
         self._progress = Condition()
         self._layers_computed = 0, 0
-        """The step whose layers this rank computes, and the number of layer groups that are done."""
+        """Id of the step whose layers this rank computed last, and the number of layer groups that are done."""
         self._compute_start_ns: int | None = None
-        """Start of the work that is being computed; None if there is none."""
+        """Start of the work that is being computed, in ns of the monotonic clock. None: nothing is being computed."""
         self._num_queued = 0
-        """Works queued at the thread that computes."""
+        """Number of tasks that the compute thread got and whose end is not reported yet."""
         resources.enter_compute()  # decode steps are launched here
         self._compute = ThreadPoolExecutor(1, "compute", resources.enter_compute)
         self._scatter = ThreadPoolExecutor(1, "scatter", resources.enter_copies)
@@ -115,7 +115,8 @@ class RankThreads:
 
     def _launch(self, batch: DecodeBatch, on_done: OnDone) -> bool:
         """Begins a decode step on the GPU from this thread, because waking another thread takes longer. `_look` sees
-        the step's end. Returns False if the step must be computed by the compute thread.
+        the step's end. If the launch fails, on_done gets the error. Returns False, and begins nothing, if the compute
+        thread must compute the step.
         """
         start_ns = monotonic_ns()
         try:
@@ -184,7 +185,7 @@ class RankThreads:
 
     @property
     def hangs(self) -> bool:
-        """True if a forward has run for longer than the watchdog allows."""
+        """True if a forward or a copy that this rank computes has run for longer than the watchdog allows."""
         start_ns = self._compute_start_ns
         return start_ns is not None and monotonic_ns() - start_ns > self._forward_limit_ns
 
@@ -264,8 +265,8 @@ class RankGroup:
         self._threads.begin(task, take, on_layers)
 
     def begin_or_fail(self, task: Task, what: str, on_done: Callable[[list[Any]], None]) -> None:
-        """Begins a task on all ranks. on_done: called with all results when all ranks are done. If a rank fails, the
-        instance fails with an error that begins with `what`.
+        """Begins a task on all ranks. on_done: called with the results of all ranks when all are done. If a rank fails,
+        the instance fails instead, with an error that begins with `what`.
         """
 
         def take(results: list[Any], error: str | None) -> None:

@@ -1,7 +1,9 @@
 """Copies between an instance's pages and host memory: KV of retracted requests, and the host cache with its storage.
 
-Ranks make these copies between steps, in the order of the instance's commands. Transfers, however, read and write pages
-at any time. So a command that starts a transfer waits for earlier copies of its pages.
+Ranks make copies between pages and host memory between steps, in the order of the instance's commands. Transfers,
+however, read and write pages at any time. So commands that may start a transfer wait: on decode while pages are copied
+to host memory, on prefill while pages are loaded from host memory. Threads of their own copy between host memory and
+storage.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +48,12 @@ class HostCopies:
         self._tell = tell
         layout = layout_of(spec.scenario, spec.role)
         self._page_bytes = layout.kv_token_bytes * spec.scenario.page_size * layout.tp
-        """Bytes of one page, all ranks together."""
+        """Bytes of the KV of one page, all ranks together."""
         self._storage = None if spec.store is None else Storage(spec, group, timeline, log, tell)
         self._is_decode = spec.role == "decode"
         self._num_awaited = 0
-        """Copies that others wait for: out of pages that decode may grant, into pages that prefill may send."""
+        """Number of running copies for which commands are held back: copies out of pages that decode may then grant,
+        and copies into pages that prefill may then send."""
         self._held_back: list[m.Command] = []
 
     def hold_back(self, command: m.Send | TransferUnit) -> bool:

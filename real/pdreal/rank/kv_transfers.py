@@ -19,7 +19,7 @@ from pdsim.scenario.building import wiring
 
 
 class KvDamagedError(Exception):
-    """Raised if KV that arrived differs from the KV that was sent."""
+    """Error with which an instance fails if KV that arrived differs from the KV that was sent."""
 
 
 class KvTransfers:
@@ -55,13 +55,13 @@ class KvTransfers:
         self._cell_pages = 0 if plan is None else plan.cell_pages
         self._check = KvCheck(group) if spec.options.check_kv and spec.role != "aggregated" else None
         self._grants: dict[int, m.KvGranted] = {}
-        """Grants of requests whose KV is under way."""
+        """Grant of each request, from KvGranted until this instance forgets the request."""
         self._target_slots: dict[int, int] = {}
-        """Slots on decode for the linear-attention states of requests whose KV is under way."""
+        """Slot on decode for the linear-attention state of each request in _grants. 0: none."""
         self._sent_pages: dict[int, list[int]] = {}
-        """Pages on prefill whose transfer has begun, in order, by request id. Only for models with sliding windows."""
+        """For models with sliding windows: ids of those pages of each prompt whose transfer has begun."""
         self._first_tokens: dict[int, NewToken] = {}
-        """First tokens of prompts that are computed but not yet sent."""
+        """First token of each computed prompt, until it is sent to decode with the prompt's last KV."""
 
     def tell(self, agent_id: str, message: Any) -> None:
         """Gives the sender or receiver a message, and carries out its commands at once. agent_id: name of the sender or
@@ -167,7 +167,7 @@ class KvTransfers:
 
     def when_checked(self, message: m.Message, then: Callable[[], None]) -> None:
         """Calls `then` when the KV of a message has been compared with the KV that was sent, or at once if the message
-        completes no request or KV is not checked.
+        completes no request or KV is not checked. If the KV differs, the instance fails, and `then` is not called.
         """
         arrived = message.completes if isinstance(message, m.CellScattered) else message
         if self._check is not None and isinstance(arrived, m.KvArrived):
@@ -194,9 +194,10 @@ class KvCheck:
     def __init__(self, group: RankGroup) -> None:
         self._group = group
         self._pages: dict[int, list[int]] = {}
-        """Sent pages of the requests whose transfer goes on."""
+        """On prefill: ids of the pages that were sent so far, of each request whose last unit has not been sent."""
         self._digests: dict[int, dict[str, int]] = {}
-        """Fingerprints by KV head: kept on prefill until they are told, on decode until they are compared."""
+        """Fingerprints of each request, by KV head or state. Prefill keeps them until it sends them to decode, decode
+        until it compares them."""
 
     def on_sent(
         self, unit: TransferUnit, worker: int, num_tokens: int, state_slot: int, then: Callable[[], None]
@@ -248,8 +249,8 @@ class KvCheck:
 
 
 def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Returns fingerprints by KV head, from all ranks. If ranks with copies of a head disagree, the head's fingerprint
-    is marked as wrong.
+    """Returns the fingerprints of all ranks, by KV head or state. If ranks with copies of a head disagree, the head's
+    fingerprint is -1.
     """
     heads: dict[str, int] = {}
     for digests in by_rank:

@@ -1,1 +1,1 @@
-"""The HTTP front end: OpenAI's completions and SGLang's generate in front of a running cluster."""
+"""The HTTP front end of a running cluster: OpenAI's completions and chat completions, and SGLang's /generate."""
