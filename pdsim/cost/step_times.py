@@ -18,7 +18,7 @@ from pdsim.cost.roofline import RooflineModel
 from pdsim.cost.swaps import SwapCosts
 from pdsim.dataclass import dataclass
 from pdsim.system.memory import Layout
-from pdsim.system.model import stage_layers
+from pdsim.system.pipeline_stages import stage_layers
 
 
 class Graphs(NamedTuple):

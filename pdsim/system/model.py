@@ -1,7 +1,7 @@
 """Properties of a language model that do not depend on hardware: parameters, KV bytes, and work of attention."""
 
 from dataclasses import replace
-from math import ceil, sqrt
+from math import sqrt
 from statistics import NormalDist
 from typing import ClassVar, Literal
 
@@ -159,10 +159,12 @@ class LatentAttention:
 
     @property
     def num_index_layers(self) -> int:
-        """Number of layers with an indexer. Other layers of sparse attention use the index of an earlier layer. Wrong
-        with compress_ratios, where several tokens share an indexer key.
+        """Number of layers with an indexer. Other layers of sparse attention use the index of an earlier layer. With
+        compress_ratios, only layers with the fewest tokens per latent have an indexer, and its keys stand for as many
+        tokens as the latents.
         """
-        return self.index_token_bytes // INDEX_LAYER_BYTES
+        key_tokens = min(self.compress_ratios) if self.compress_ratios else 1
+        return self.index_token_bytes * key_tokens // INDEX_LAYER_BYTES
 
     @property
     def window_share(self) -> float:
@@ -261,14 +263,6 @@ class RecurrentState:
         return self.num_layers * (self.conv_bytes + self.ssm_elements * STATE_DTYPE_BYTES[dtype])
 
 
-def stage_layers(num_layers: int, num_stages: int) -> list[int]:
-    """Number of layers of each pipeline stage: as equal as possible, with one more in some of the last stages (SGLang's
-    get_pp_indices).
-    """
-    few, rest = divmod(num_layers, num_stages)
-    return [few] * (num_stages - rest) + [few + 1] * rest
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model. Fields have the meaning of config.json's fields; `sources` names the source of each number."""
@@ -331,40 +325,6 @@ class ModelSpec:
         experts = replace(self.experts, num_experts=self.experts.num_experts + num_redundant)
         added = experts.num_params(self.hidden_size) - self.num_expert_params
         return replace(self, experts=experts, num_params=self.num_params + added)
-
-    def largest_stage(self, num_stages: int) -> "ModelSpec":
-        """Returns the model's largest pipeline stage as a model. Parameters of embeddings are divided in proportion to
-        layers. The fields `state` and attention.compress_ratios are not divided.
-        """
-        if num_stages == 1:
-            return self
-        share = max(stage_layers(self.num_layers, num_stages)) / self.num_layers
-
-        def part(num_layers: int) -> int:
-            return ceil(num_layers * share - 1e-9)
-
-        windows = part(self.attention.num_window_layers)
-        attention = replace(self.attention, num_layers=part(self.attention.num_layers), num_window_layers=windows)
-        if isinstance(attention, LatentAttention):
-            attention = replace(attention, index_token_bytes=part(attention.index_token_bytes))
-        found = replace(
-            self,
-            num_params=(self.num_params - self.num_expert_params) * share,
-            num_active_params=(self.num_active_params - self.expert_flops_per_token / 2) * share,
-            num_params_wider_than_fp4=self.num_params_wider_than_fp4 * share,
-            num_params_in_bf16=self.num_params_in_bf16 * share,
-            num_layers=part(self.num_layers),
-            vocab_size=ceil(self.vocab_size * share),
-            attention=attention,
-        )
-        if self.experts is None:
-            return found
-        found = replace(found, experts=replace(self.experts, num_layers=part(self.experts.num_layers)))
-        return replace(
-            found,
-            num_params=found.num_params + found.num_expert_params,
-            num_active_params=found.num_active_params + found.expert_flops_per_token / 2,
-        )
 
     @property
     def weight_dtypes(self) -> tuple[Dtype, ...]:

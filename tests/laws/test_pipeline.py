@@ -16,8 +16,9 @@ from pdsim.scenario.building.sizing import layout_of, resolve
 from pdsim.scenario.building.wiring import interconnect
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system.catalog import load_model
-from pdsim.system.model import stage_layers
+from pdsim.system.catalog import load_gpu, load_model, names
+from pdsim.system.memory import Layout
+from pdsim.system.pipeline_stages import largest_stage, stage_layers
 from tests.strategies import scenarios, vllm_scenarios
 from tests.support import MILLISECOND, examples, request, run, run_both_ways, small
 
@@ -67,6 +68,46 @@ def test_layers_are_dealt_out_evenly(num_layers, data):
     assert layers[-1] - layers[0] <= 1
 
 
+LAYERED = [name for name in names("models") if load_model(name).num_layers > 1]
+
+
+@given(st.sampled_from(LAYERED), st.data())
+@examples(300)
+def test_stages_hold_the_model_together(name, data):
+    """No stage holds more than the model, and the stages of equal size hold it all."""
+    whole = load_model(name)
+    num_stages = data.draw(st.integers(1, whole.num_layers), label="stages")
+    part = largest_stage(whole, num_stages)
+
+    def counts(model):
+        attention = model.attention
+        ratios = getattr(attention, "compress_ratios", None) or {}
+        state_layers = 0 if model.state is None else model.state.num_layers
+        indexers = getattr(attention, "num_index_layers", 0)
+        return [attention.num_layers, attention.num_window_layers, state_layers, indexers, *ratios.values()]
+
+    kinds = list(zip(counts(whole), counts(part), strict=True))
+    assert all(of_part <= of_whole for of_whole, of_part in kinds)
+    ranks = {"gpu": load_gpu("h200"), "tp": 1, "kv_dtype": "bf16"}
+    all_layers, layers = (Layout(model=model, **ranks) for model in (whole, part))
+    assert layers.kv_token_bytes <= all_layers.kv_token_bytes <= num_stages * layers.kv_token_bytes + num_stages
+    assert layers.state_bytes <= all_layers.state_bytes <= num_stages * layers.state_bytes
+    if all(of_whole % num_stages == 0 for of_whole in (whole.num_layers, *counts(whole))):
+        assert all(of_part * num_stages == of_whole for of_whole, of_part in kinds)
+        assert layers.state_bytes * num_stages == all_layers.state_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "num_stages", "expected"),
+    [("deepseek-v4-flash", 2, {4: 11, 128: 11}), ("deepseek-v4-pro", 2, {4: 16, 128: 16})],
+)
+def test_a_stage_has_its_part_of_compressed_layers(name, num_stages, expected):
+    """21 of the 43 layers of Flash, and 30 of the 61 layers of Pro, have an indexer."""
+    attention = largest_stage(load_model(name), num_stages).attention
+    assert attention.compress_ratios == expected
+    assert attention.num_index_layers == expected[4]
+
+
 @st.composite
 def pipelined(draw: st.DrawFn) -> Scenario:
     scenario = draw(st.one_of(scenarios(), vllm_scenarios()))
@@ -111,7 +152,13 @@ def test_a_journal_of_stages_replays(scenario: Scenario):
 @pytest.mark.parametrize("transport", ["mooncake-rdma", "nixl-rdma"])
 @pytest.mark.parametrize(
     ("model", "tps", "pps"),
-    [("qwen3-0.6b", (1, 1), (2, 3, 28)), ("qwen3-32b", (4, 2), (2, 5)), ("deepseek-v3", (8, 8), (2, 4))],
+    [
+        ("qwen3-0.6b", (1, 1), (2, 3, 28)),
+        ("qwen3-32b", (4, 2), (2, 5)),
+        ("deepseek-v3", (8, 8), (2, 4)),
+        ("qwen3.5-35b-a3b", (1, 2), (2, 5, 10)),
+        ("gpt-oss-120b", (1, 4), (2, 3, 6)),
+    ],
 )
 def test_stages_together_send_what_one_sends(transport, model, tps, pps):
     """Bytes and descriptors of all ranks are the same; those of one rank are its layers' part."""

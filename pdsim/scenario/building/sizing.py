@@ -17,6 +17,7 @@ from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system import memory
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
+from pdsim.system.pipeline_stages import largest_stage
 from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 
 HOST_RATIO = 2
@@ -90,7 +91,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         if model.experts is None and settings.ep not in (None, 1):
             raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
         found = memory.Layout(
-            model=model.largest_stage(num_stages),
+            model=largest_stage(model, num_stages),
             gpu=gpu,
             tp=settings.tp // (settings.dp * cp),
             dp=settings.dp,

@@ -129,8 +129,9 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
     if large % small:
         raise ConfigError(f"prefill tp {prefill.tp} and decode tp {decode.tp}: one must be a multiple of the other")
     attention = prefill.model.attention
-    sent = prefill if decode.dcp == 1 else replace(decode, model=prefill.model)  # prefill's layers, as decode has them
-    (kept, window), (decode_kept, decode_window) = sent.token_bytes(engine), decode.token_bytes(engine)
+    received = replace(decode, model=prefill.model)  # prefill's layers, as decode has them
+    sent, decode_kept = prefill if decode.dcp == 1 else received, decode.token_bytes(engine).whole
+    kept, window = sent.token_bytes(engine)
     num_windows = attention.num_window_layers if window else 0
     num_layers, num_decode_layers = prefill.num_kv_layers, decode.num_kv_layers
     if isinstance(attention, LatentAttention):
@@ -141,7 +142,7 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
         num_layers -= num_windows
         num_decode_layers -= decode.model.attention.num_window_layers if window else 0
         kept = min(kept, decode_kept * num_layers // num_decode_layers)
-        window = min(window, decode_window)
+        window = min(window, received.token_bytes(engine).window)
     num_stage_pairs = decode.tp * writers
     return RankPairLayout(
         page_size=page_size,
@@ -155,7 +156,7 @@ def wire(prefill: Layout, decode: Layout, page_size: int, coalesces: bool, engin
         slices=slices,
         coalesces=engine == "sglang" if decode.dcp > 1 else coalesces,
         num_shares=decode.dcp,
-        state_bytes=min(prefill.state_bytes, decode.state_bytes),
+        state_bytes=min(prefill.state_bytes, received.state_bytes),
         window_tokens=attention.kept_window_tokens if window else 0,
         window_page_bytes=window * page_size,
         num_window_planes=planes_per_layer * num_windows,
