@@ -57,6 +57,11 @@ class GpuSpec:
         if "bf16" not in self.flops:
             raise ValueError("flops.bf16 is missing: the rate of types without units of their own")
 
+    @property
+    def domain(self) -> str:
+        """What messages call the GPUs that gpus_per_server counts."""
+        return "host" if self.gpus_per_host is None else "NVLink domain"
+
     def num_hosts(self, num_gpus: int) -> int:
         """Number of hosts that a server with num_gpus GPUs spans."""
         return -(-num_gpus // (self.gpus_per_host or self.gpus_per_server))

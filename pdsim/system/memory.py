@@ -138,7 +138,7 @@ class Layout:
     def __post_init__(self) -> None:
         attention, name = self.model.attention, self.model.name
         if self.num_domains > 1:
-            self._require_whole_hosts()
+            self._require_whole_domains()
         if self.tp < 1 or attention.num_query_heads % self.tp:
             raise LayoutError(f"tp {self.tp} does not divide the {attention.num_query_heads} query heads of {name}")
         if isinstance(attention, GroupedQueryAttention):
@@ -160,21 +160,20 @@ class Layout:
             beside = f"cp {self.cp}" if self.cp > 1 else f"{self.num_domains} NVLink domains"
             raise LayoutError(f"moe_a2a_backend {backend}: pdsim does not model dp 1 and {beside} with it")
 
-    def _require_whole_hosts(self) -> None:
-        """Raises LayoutError for servers on several NVLink domains (messages: hosts) that SGLang or pdsim does not
-        support. Each domain must have equally many of the server's ranks (SGLang 0.5.23,
-        arg_groups/validation_hook.py:179). Each data-parallel instance must fit into one domain or fill whole domains.
-        pdsim does not model pipeline stages and context parallelism on several domains.
+    def _require_whole_domains(self) -> None:
+        """Raises LayoutError for servers on several NVLink domains that SGLang or pdsim does not support. Each domain
+        must have equally many of the server's ranks (SGLang 0.5.23, arg_groups/validation_hook.py:179). Each
+        data-parallel instance must fit into one domain or fill whole domains. pdsim does not model pipeline stages and
+        context parallelism on several domains.
         """
-        num_gpus, num_hosts, name = self.num_server_gpus, self.num_domains, self.gpu.name
-        where = f"tp {num_gpus} spans {num_hosts} hosts of {self.gpu.gpus_per_server} {name}"
-        if num_gpus % num_hosts:
-            raise LayoutError(f"{where}, which cannot each have equally many ranks; use a multiple of {num_hosts}")
-        on_host = self.gpus_per_domain
-        if on_host % self.tp and self.tp % on_host:
-            raise LayoutError(
-                f"{where}, {on_host} on each: the {self.tp} GPUs of an instance must fit into one host or fill hosts"
-            )
+        num_gpus, num_domains, name, word = self.num_server_gpus, self.num_domains, self.gpu.name, self.gpu.domain
+        where = f"tp {num_gpus} spans {num_domains} {word}s of {self.gpu.gpus_per_server} {name}"
+        if num_gpus % num_domains:
+            raise LayoutError(f"{where}, which cannot each have equally many ranks; use a multiple of {num_domains}")
+        each = self.gpus_per_domain
+        if each % self.tp and self.tp % each:
+            fits = f"must fit into one {word} or fill {word}s"
+            raise LayoutError(f"{where}, {each} on each: the {self.tp} GPUs of an instance {fits}")
         if self.pp > 1 or self.cp > 1:
             beside = f"pp {self.pp}" if self.pp > 1 else f"cp {self.cp}"
             raise LayoutError(f"{where}; pdsim does not model {beside} with it: at most {self.gpu.gpus_per_server}")
@@ -196,7 +195,7 @@ class Layout:
             at = "vLLM 0.33.0, v1/kv_cache_interface.py:950; SGLang 0.5.23, layers/attention/triton_backend.py:2013"
             wrong = f"{name} has layers with a window, whose KV engines do not divide ({at})"
         elif self.gpus_per_domain % self.dcp:
-            wrong = f"pdsim does not model groups over several hosts of {self.gpus_per_domain} of the GPUs"
+            wrong = f"pdsim does not model groups over several {self.gpu.domain}s of {self.gpus_per_domain} of the GPUs"
         if wrong:
             raise LayoutError(f"dcp {self.dcp}: {wrong}")
 

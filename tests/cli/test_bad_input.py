@@ -107,6 +107,11 @@ CHANGES = [
     ("context_tokens=14", "a context of 14, and a server cuts off its answer there"),
     ("context_tokens=10", "a context of 10, and a server refuses its prompt"),
     ("prefill.tp=17", "prefill: tp 17 spans 3 hosts of 8 h100, which cannot each have equally many ranks"),
+    ("prefill={gpu: gb200, tp: 145}", "prefill: tp 145 spans 3 NVLink domains of 72 gb200, which cannot each have"),
+    (
+        "prefill={gpu: gb300, tp: 216, dp: 2}",
+        "72 on each: the 108 GPUs of an instance must fit into one NVLink domain or fill NVLink domains",
+    ),
     ("prefill={gpu: h200, tp: 24, dp: 2}", "the 12 GPUs of an instance must fit into one host or fill hosts"),
     ("prefill={gpu: h100, tp: 16, cp: 2}", "hosts of 8 h100; pdsim does not model cp 2 with it: at most 8"),
     ("prefill={gpu: h100, tp: 16, pp: 2}", "hosts of 8 h100; pdsim does not model pp 2 with it: at most 8"),

@@ -116,7 +116,9 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     except (CatalogError, memory.LayoutError, DraftError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
     if found.num_domains > 1 and scenario.elastic is not None:
-        raise ConfigError(f"{role}: pdsim does not model servers over several hosts that change their role")
+        raise ConfigError(
+            f"{role}: pdsim does not model servers over several {found.gpu.domain}s that change their role"
+        )
     return found
 
 
