@@ -141,7 +141,8 @@ def searched(folder: Path | None, *, is_new: bool = False) -> Iterator[None]:
 @contextmanager
 def lookups_remembered() -> Iterator[None]:
     """Context manager: within it, each catalog file is looked up only once, so changes of files are not seen."""
-    token = _located.set(_located.get() or {})
+    remembered = _located.get()
+    token = _located.set({} if remembered is None else remembered)
     try:
         yield
     finally:
@@ -254,27 +255,34 @@ def _look_for(kind: Kind, name: str) -> Path:
 
 
 def _load(kind: Kind, name: str) -> Any:
-    return _built(kind, name, *_located_file(kind, name))
+    """Loads a catalog entry from its file, or from the file of the entry that same_as names. Raises CatalogError if a
+    file is missing or wrong.
+    """
+    path, modified_ns = _located_file(kind, name)
+    first, data, passed = path, _parsed(path, modified_ns), [name]
+    while isinstance(data, dict) and "same_as" in data:
+        passed.append(str(data["same_as"]))
+        if passed[-1] in passed[:-1]:
+            raise CatalogError(f"{first}: same_as: {' is '.join(passed)}")
+        path, modified_ns = _located_file(kind, passed[-1])
+        data = _parsed(path, modified_ns)
+    return _built(kind, name, path, modified_ns)
 
 
 @cache
 def _built(kind: Kind, name: str, path: Path, modified_ns: int) -> Any:
-    """Loads a catalog entry from its file, or from the file of the entry that same_as names. Cached until the
-    modification time of the first of these files changes. Raises CatalogError if a file is missing or wrong.
-    """
-    del modified_ns
-    data = _read(path)
-    passed = [name]
-    while isinstance(data, dict) and "same_as" in data:
-        passed.append(str(data["same_as"]))
-        if passed[-1] in passed[:-1]:
-            raise CatalogError(f"{path}: same_as: {' is '.join(passed)}")
-        path = file_of(kind, passed[-1])
-        data = _read(path)
+    """Makes a catalog entry from a file. Cached until the file's modification time changes."""
     try:
-        return build(KINDS[kind], data, name=name)
+        return build(KINDS[kind], _parsed(path, modified_ns), name=name)
     except EntryError as wrong:
         raise CatalogError(f"{path}: {wrong}") from None
+
+
+@cache
+def _parsed(path: Path, modified_ns: int) -> Any:
+    """Content of an entry's file. Cached until the file's modification time changes."""
+    del modified_ns
+    return _read(path)
 
 
 def _read(path: Path) -> Any:

@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import asdict
+from os import utime
 from shutil import rmtree
 
 import pytest
@@ -99,6 +100,25 @@ def test_a_remembered_entry_stands_as_it_was_until_the_end(own):
             assert load_gpu("mine").gpus_per_server == 2
     with pytest.raises(CatalogError):
         load_gpu("mine")
+
+
+def test_a_context_within_another_shares_what_it_has_looked_up(own):
+    path = put(own, "gpus", "mine", GPU)
+    with lookups_remembered():
+        with lookups_remembered():
+            assert load_gpu("mine").gpus_per_server == 2
+        path.unlink()
+        assert load_gpu("mine").gpus_per_server == 2
+
+
+def test_an_entry_changes_with_the_entry_that_it_is_the_same_as(own):
+    put(own, "gpus", "mine", "same_as: base\n")
+    path = put(own, "gpus", "base", GPU)
+    assert load_gpu("mine").gpus_per_server == 2
+    path.write_text(GPU.replace("gpus_per_server: 2", "gpus_per_server: 4"))
+    utime(path, ns=(0, 10**9))
+    assert load_gpu("mine").gpus_per_server == 4
+    assert load_gpu("mine") is load_gpu("mine")
 
 
 def test_more_points_look_for_no_more_entries(own, tmp_path, monkeypatch):
