@@ -189,7 +189,8 @@ class Session:
         """Reads a sub-agent. Returns (one interval for the whole sub-agent, a list with one interval for each of its
         calls). The field `calls` of the first has the sub-agent's last call, and calls that still ran when the last
         call began. Call times count from the session's start. A call time before the sub-agent's start counts from the
-        sub-agent's start, as in older files.
+        sub-agent's start, as in older files. A sub-agent whose recorded end is not after the start of its last call
+        ends just after this start, because no call can wait for its own end.
         """
         self._num_agents += 1
         start_ns = round(entry.time_ns("t", 1e9))
@@ -198,7 +199,8 @@ class Session:
         end_ns = max((call.end_ns for call in calls), default=start_ns)
         if entry.get("duration_ms") is not None:
             end_ns = start_ns + round(entry.time_ns("duration_ms", 1e6))
-        last_ns = max((call.start_ns for call in calls), default=0)
+        last_ns = max((call.start_ns for call in calls), default=start_ns)
+        end_ns = max(end_ns, last_ns + 1)
         last = tuple(call.calls[0] for call in calls if call.end_ns > last_ns or call.start_ns == last_ns)
         return Interval(start_ns, end_ns, last), calls
 

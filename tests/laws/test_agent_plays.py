@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdsim.workload.agent_plays import Interval, WekaTrace, frontiers
-from pdsim.workload.client import ClientDriver, ClosedLoop, sessions_of
+from pdsim.workload.client import ClientDriver, ClosedLoop, OpenLoop, sessions_of
 from pdsim.workload.request_spec import Streams
 
 BLOCK = 64
@@ -92,6 +92,18 @@ def test_a_parent_waits_for_its_subagent(tmp_path):
     assert [spec.after for spec in specs] == [(), (0,), (1,), (2,), (3,)]
     assert [spec.think_ns / 1e9 for spec in specs] == pytest.approx([0, 1.5, 0.7, 0.8, 1.5])
     assert {spec.session for spec in specs} == {0}
+
+
+def test_a_subagents_call_never_waits_for_itself(tmp_path):
+    """Its recorded end may lie before its calls, or be the start of a call that took no time."""
+    for duration_ms, took_s in ((100, 1.0), (200, 1.0), (1000, 1.0), (None, 0.0)):
+        calls = [{**SUBAGENT["requests"][0], "api_time": took_s}]
+        late = {**SUBAGENT, "duration_ms": duration_ms, "requests": calls}
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps({**play(lambda n: n, 1), "requests": [late, {**late, "t": 3.1}]}))
+        specs = WekaTrace(path=path).requests(Streams(0))
+        assert [spec.after for spec in specs] == [(), ()]
+        assert sent(specs, OpenLoop()).keys() == {0, 1}
 
 
 class Timeline:
