@@ -192,7 +192,8 @@ def _reached(area: float, rate: float, growth: float) -> float:
 @dataclass(frozen=True)
 class OpenLoop:
     """Open loop: sends each request at its arrival time. A request that follows others is sent when the last of them
-    has ended and a pause is over.
+    has ended and a pause is over. Priming requests, which a trace with `lanes` has, are sent before all others. Arrival
+    times then count from the end of the last priming request.
     """
 
     arrivals: Arrivals | None = None
@@ -289,17 +290,19 @@ class ClientDriver:
         for spec in requests:
             for earlier in spec.after:
                 self._followers[earlier].append(spec)
-        self._priming: set[int] = set()
+        self._primes = [spec for spec in requests if spec.primes]
+        self._priming = {spec.request_id for spec in self._primes}
+        self._begin_ns = 0
+        """Time in ns from which an open loop counts arrival times."""
         self._end_ns: int | None = None
+        others = [spec for spec in requests if not spec.primes]
         if isinstance(client, ClosedLoop):
-            self._primes = [spec for spec in requests if spec.primes]
-            self._priming = {spec.request_id for spec in self._primes}
-            sessions = sessions_of(spec for spec in requests if not spec.primes)
+            sessions = sessions_of(others)
             self._sessions = iter(sessions)
             self._session_of = {spec.request_id: i for i, session in enumerate(sessions) for spec in session}
             self._num_unfinished = [len(session) for session in sessions]
         else:
-            first = [spec for spec in requests if not spec.after]
+            first = [spec for spec in others if not spec.after]
             self._times = None
             if client.arrivals is None:
                 first.sort(key=lambda spec: spec.arrival_ns)
@@ -308,7 +311,7 @@ class ClientDriver:
             self._first = deque(first)
 
     def start(self) -> None:
-        if isinstance(self._client, ClosedLoop):
+        if self._primes or isinstance(self._client, ClosedLoop):
             self._timeline.after(0, lambda _: self._begin(self._primes) if self._primes else self._open())
         else:
             self._schedule_next()
@@ -337,11 +340,14 @@ class ClientDriver:
             self._send(spec)
 
     def _open(self) -> None:
-        """Begins the first sessions of a closed loop, as many as its concurrency. All these sessions begin at once or,
-        if ramp_ns is set, one after another within ramp_ns. The time duration_ns begins now.
+        """Begins to send an open loop's requests, or begins the first sessions of a closed loop, as many as its
+        concurrency: at once or, if ramp_ns is set, one after another within ramp_ns. Its duration_ns begins now.
         """
         client = self._client
-        assert isinstance(client, ClosedLoop)
+        if isinstance(client, OpenLoop):
+            self._begin_ns = self._timeline.now_ns
+            self._schedule_next()
+            return
         if client.duration_ns is not None:
             self._end_ns = self._timeline.now_ns + client.duration_ns
         if client.ramp_ns is None:
@@ -363,7 +369,7 @@ class ClientDriver:
     def _schedule_next(self) -> None:
         if self._first:
             at_ns = self._first[0].arrival_ns if self._times is None else next(self._times)
-            self._timeline.after(at_ns - self._timeline.now_ns, self._on_time)
+            self._timeline.after(self._begin_ns + at_ns - self._timeline.now_ns, self._on_time)
 
     def _on_time(self, _: None) -> None:
         self._send(self._first.popleft())

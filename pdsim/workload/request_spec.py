@@ -37,8 +37,8 @@ class RequestSpec(NamedTuple):
     """Number of the session's agent that sends the request. 0: the session's own agent. Each sub-agent has another
     number."""
     primes: bool = False
-    """True: a closed loop sends this request at the start, to fill caches. Requests without this mark are sent after
-    all marked requests have ended. Metrics of a closed loop leave marked requests out.
+    """True: the client sends this request at the start, for example to fill caches. Requests without this mark are
+    sent after all marked requests have ended. Metrics leave marked requests out.
     """
     media: tuple[MediaItem, ...] = ()
     """Images and audio clips of the prompt, in the prompt's order."""

@@ -1,13 +1,14 @@
 """Sessions of agents: what waits for what is AIPerf's interval order, and what is shared is what its ids say."""
 
 import json
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdsim.workload.agent_plays import Interval, WekaTrace, frontiers
-from pdsim.workload.client import ClientDriver, ClosedLoop, OpenLoop, sessions_of
+from pdsim.workload.client import ClientDriver, ClosedLoop, OpenLoop, Poisson, sessions_of
 from pdsim.workload.request_spec import Streams
 
 BLOCK = 64
@@ -110,10 +111,10 @@ class Timeline:
     """Calls back in order of time."""
 
     def __init__(self):
-        self.now_ns, self._due = 0, []
+        self.now_ns, self._due, self._numbers = 0, [], count()
 
     def after(self, delay_ns, callback):
-        self._due.append((self.now_ns + delay_ns, len(self._due), callback))
+        self._due.append((self.now_ns + delay_ns, next(self._numbers), callback))
 
     def run(self):
         while self._due:
@@ -152,3 +153,18 @@ def test_lanes_warm_up_then_go_on_and_begin_others(tmp_path_factory, seed, lanes
     ends_ns = sent(specs, ClosedLoop(lanes, duration_ns=6_000_000_000))
     begin_ns = 1e9 if primes else 0
     assert all(at < begin_ns + 6e9 for at in ends_ns.values())
+
+
+@given(seed=st.integers(0, 50), rate=st.sampled_from([None, 0.1, 20.0]))
+def test_an_open_loop_warms_up_first_too(tmp_path_factory, seed, rate):
+    """So the requests that arrive first, which metrics leave out, are the priming requests."""
+    path = tmp_path_factory.mktemp("t") / "t.jsonl"
+    path.write_text("".join(json.dumps({**with_subagent(), "id": str(i)}) + "\n" for i in range(2)))
+    specs = WekaTrace(path=path, lanes=2, num_sessions=4).requests(Streams(seed))
+    num_primes = sum(spec.primes for spec in specs)
+    times = sent(specs, OpenLoop(None if rate is None else Poisson(rate)))
+    assert times.keys() == {spec.request_id for spec in specs}
+    first = sorted(times, key=lambda number: (times[number], number))[:num_primes]
+    assert all(specs[number].primes for number in first)
+    others = [times[spec.request_id] for spec in specs if not spec.primes]
+    assert min(others) >= (1e9 if num_primes else 0)
