@@ -19,8 +19,8 @@ from pdsim.workload import trace_fields as names
 from pdsim.workload.hash_ids import TEXT_BLOCK, TextBlocks
 from pdsim.workload.lengths import above_zero, positive
 from pdsim.workload.request_spec import RequestSpec, alone
-from pdsim.workload.trace_file import Line, Trace, TraceError, records
-from pdsim.workload.trace_rows import RowReader, RowTrace, warn
+from pdsim.workload.trace_file import Line, Trace, TraceError, records, warn
+from pdsim.workload.trace_rows import RowReader, RowTrace
 
 _USUAL_OUTPUT = 256
 """Assumed length in tokens of an answer whose length is unknown: the limit that clients of SGLang and vLLM send."""

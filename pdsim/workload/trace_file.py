@@ -432,3 +432,7 @@ def _without_first(num_skipped: int, specs: Sequence[RequestSpec]) -> list[Reque
         )
         for number, spec in enumerate(kept)
     ]
+
+
+def warn(text: str) -> None:
+    warnings.warn(text, InputWarning, stacklevel=4)

@@ -9,11 +9,12 @@ from typing import ClassVar
 from pdsim.core.sequence import Spans
 from pdsim.dataclass import dataclass
 from pdsim.system.catalog import hint
+from pdsim.workload.block_sizes import block_tokens_of
 from pdsim.workload.hash_ids import HashBlocks
 from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, conversation, fresh_streams
 from pdsim.workload.trace_file import Line, TimedTrace, Trace, json_lines
-from pdsim.workload.trace_rows import EPOCH_S, RowTrace, block_tokens_of
+from pdsim.workload.trace_rows import EPOCH_S, RowTrace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,12 @@ def test_the_size_of_blocks_is_found_out(tmp_path):
     assert first.prompt.common_prefix(0, second.prompt, 0) == 120
     with pytest.raises(TraceError, match=r"no block size fits all lengths and hash_ids: set block_tokens"):
         read(lines(tmp_path / "t.jsonl", rows[0], {**rows[1], "input_length": 20}))
+    odd = [{**row, "input_length": length} for row, length in zip(rows, (400, 221), strict=True)]
+    with pytest.raises(TraceError, match=r"blocks of 100 to 110 tokens fit all lengths and hash_ids: set block_tokens"):
+        read(lines(tmp_path / "t.jsonl", *odd))
+    exact = [{**row, "input_length": length} for row, length in zip(rows, (400, 201), strict=True)]
+    first, second = read(lines(tmp_path / "t.jsonl", *exact))
+    assert first.prompt.common_prefix(0, second.prompt, 0) == 200
 
 
 def test_only_whole_blocks_may_have_ids(tmp_path):
