@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdsim.core.encode.media_item import MediaItem
 from pdsim.core.journal.lines import from_lines, to_line
 from pdsim.core.journal.replay import replay
 from pdsim.core.messages import (
@@ -18,6 +19,7 @@ from pdsim.core.messages import (
     PrefillStep,
     SendEmbeddings,
 )
+from pdsim.core.sequence import Spans
 from pdsim.cost.encoding import EncoderTimes
 from pdsim.metrics.explanation.stages import stage_spans
 from pdsim.scenario.building.encoding import encoding
@@ -176,6 +178,17 @@ def test_a_request_waits_for_the_read_of_another_with_the_same_image(role: str):
     later_ns = TIMES.ns([3000]) + 2 * MILLISECOND
     specs = [with_images(i, [(7, 3000)], 8, 1, arrival_ns=i * later_ns) for i in range(2)]
     first, second = run(cluster(*specs, role=role)).records.requests
+    assert second.encode_end_ns < first.embeddings_ns == second.embeddings_ns
+
+
+def test_audio_that_the_model_does_not_encode_hides_no_image():
+    """Audio clips stand before the image in the prompt, and are tokens only for this model."""
+    specs = []
+    for i in range(2):
+        image = with_images(i, [(7, 3000)], 8, 1, arrival_ns=i * (TIMES.ns([3000]) + 2 * MILLISECOND))
+        prompt = Spans([(500 + i, 0, 8)]).then(image.prompt)
+        specs.append(image._replace(prompt=prompt, media=(MediaItem(0, 8, i, "audio"), MediaItem(8, 3000, 7))))
+    first, second = run(cluster(*specs)).records.requests
     assert second.encode_end_ns < first.embeddings_ns == second.embeddings_ns
 
 

@@ -7,7 +7,7 @@ from pdsim.core import messages as m
 from pdsim.core.encode.media_item import MediaKey
 from pdsim.core.routing.router import request_of
 from pdsim.dataclass import dataclass
-from pdsim.scenario.building.encoding import Encoding
+from pdsim.scenario.building.encoding import Encoding, encoded_modalities
 from pdsim.sim.bus import Bus
 from pdsim.sim.links.network import Flows
 
@@ -67,7 +67,13 @@ class EmbeddingReads(EmbeddingMoves):
 
     def __init__(self, bus: Bus, encoding: Encoding, flows: Flows) -> None:
         super().__init__(bus, encoding, flows)
-        self._media = {spec.request_id: spec.media for spec in bus.cluster.requests if spec.media}
+        encoded = encoded_modalities(bus.cluster.scenario)
+        self._media = {
+            spec.request_id: [item for item in spec.media if item.modality in encoded]
+            for spec in bus.cluster.requests
+            if spec.media
+        }
+        """Media of each request that encode instances encode, as Clients.route gives them to the router."""
         self._sharing: dict[MediaKey, set[int]] = defaultdict(set)
         """Ids of the requests with an item, by modality and media_id."""
         for request_id, media in self._media.items():
