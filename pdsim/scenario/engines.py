@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pdsim.core.engine_rules import RELEASES
-from pdsim.policy.prefill import HighestResponseRatioFirst, ShortestPrefillFirst
+from pdsim.policy.prefill import HighestResponseRatioFirst, LongestOutputFirst, ShortestPrefillFirst
 
 if TYPE_CHECKING:
     from pdsim.scenario.schema import Scenario
@@ -112,6 +112,11 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.prefill_schedule_interval: pdsim does not model it for several ranks; give dp: 1"
         if aggregated.scheduler_recv_interval > 1:
             return "aggregated.scheduler_recv_interval is a setting of SGLang; leave it out"
+        if isinstance(aggregated.policy, LongestOutputFirst):
+            return (
+                "aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival only (0.33.0, "
+                "config/scheduler.py:159), and pdsim does not tell its scheduler requested outputs; give fcfs"
+            )
         if aggregated.mixed_chunk:
             return "aggregated.mixed_chunk is SGLang's: vLLM's steps always mix prompts and outputs; leave it out"
     if scenario.network.staging is not None:

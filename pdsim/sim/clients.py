@@ -169,7 +169,7 @@ class Clients:
         self.num_ended = 0
         self.local: set[int] = set()
         """Ids of attempts whose prompts a decode or aggregated instance of vLLM computes. Removed when the prompt is
-        computed, but not with pipeline stages.
+        computed. Empty with pipeline stages, whose executor does not read the ids.
         """
         self.on_sent: Callable[[int], None] | None = None
         """Function to call with the id of each request that a client sends. None: the scenario has neither
@@ -196,7 +196,8 @@ class Clients:
         self._is_disaggregated = cluster.interconnect is not None
         self._encoded = encoded_modalities(cluster.scenario)
         """Modalities that encode instances or vLLM's servers encode. Instances see other media as tokens only."""
-        self._is_vllm = cluster.scenario.engine == "vllm"
+        aggregated = cluster.scenario.aggregated
+        self._keeps_local = cluster.scenario.engine == "vllm" and (aggregated is None or aggregated.pp == 1)
         self._priorities = cluster.scenario.priorities
         self._ignore_eos = cluster.scenario.ignore_eos
         self._sessions: dict[int, int] = {}
@@ -293,7 +294,7 @@ class Clients:
                 self._front_end.on_retry(request_of(attempt))
         self._recorder.on_routed(attempt, new.prefill_id, new.decode_id, self._timeline.now_ns)
         if new.prefill_id == new.decode_id:
-            if self._is_vllm:
+            if self._keeps_local:
                 self.local.add(attempt)
             if self._is_disaggregated:
                 self._answer_of_prefill(request_of(attempt))

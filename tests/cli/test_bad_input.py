@@ -321,6 +321,10 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
             "engine vllm: aggregated.schedule_conservativeness is a setting of SGLang; leave it out",
         ),
         (
+            ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, policy: lof}"],
+            "engine vllm: aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival only",
+        ),
+        (
             ["prefill.long_prefill_tokens=100"],
             "engine sglang: prefill.long_prefill_tokens is a setting of vLLM; leave it out",
         ),

@@ -14,11 +14,13 @@ from pdsim.core.messages import DecodeStep, PrefillStep, SaveKv, Wait
 from pdsim.core.sequence import Spans
 from pdsim.cost.copies import HostMemory
 from pdsim.cost.step_times import PipelineTimes, pipeline_times
+from pdsim.scenario.building.cluster import build
 from pdsim.scenario.building.machines import state_machines
 from pdsim.scenario.building.sizing import layout_of, resolve, server_of
 from pdsim.scenario.building.wiring import host_copies, storage_costs
 from pdsim.scenario.rules import RULES
 from pdsim.scenario.schema import Scenario
+from pdsim.sim.simulation import Simulation
 from pdsim.system.catalog import load_model
 from tests.laws.test_host_cache import TOKEN_BYTES, WRITES
 from tests.strategies import aggregated_scenarios, fault_schedules, scenarios, vllm_aggregated_scenarios
@@ -131,6 +133,13 @@ def test_who_arrives_during_a_lone_step(engine, num_batches):
     steps = [entry.returned[0] for entry in run(scenario).journal if entry.call == "next_step"]
     together = any(isinstance(step, DecodeStep) and step.num_requests == 2 for step in steps)
     assert together == (num_batches == 1)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_no_id_of_a_computed_prompt_is_kept(pp):
+    simulation = Simulation(build(small_aggregated(request(0, 8, 4), aggregated__pp=pp, engine="vllm")))
+    simulation.run()
+    assert simulation._clients.local == set()
 
 
 @given(st.one_of(staged(), fault_schedules(staged())))
