@@ -114,8 +114,8 @@ def _wrong_for_vllm(scenario: "Scenario") -> str:
             return "aggregated.scheduler_recv_interval is a setting of SGLang; leave it out"
         if isinstance(aggregated.policy, LongestOutputFirst):
             return (
-                "aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival only (0.33.0, "
-                "config/scheduler.py:159), and pdsim does not tell its scheduler requested outputs; give fcfs"
+                "aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival only "
+                "(0.33.0, config/scheduler.py:159), and pdsim does not tell its scheduler requested outputs; give fcfs"
             )
         if aggregated.mixed_chunk:
             return "aggregated.mixed_chunk is SGLang's: vLLM's steps always mix prompts and outputs; leave it out"

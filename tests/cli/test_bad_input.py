@@ -322,7 +322,7 @@ def test_prompts_are_computed_before_the_grant_or_layer_by_layer(capsys, scenari
         ),
         (
             ["engine=vllm", "prefill=null", "decode=null", "aggregated={gpu: h100, policy: lof}"],
-            "engine vllm: aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival only",
+            "engine vllm: aggregated.policy: lof is an order of SGLang. vLLM orders prompts by priority and arrival",
         ),
         (
             ["prefill.long_prefill_tokens=100"],
