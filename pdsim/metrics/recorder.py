@@ -253,19 +253,14 @@ class Recorder:
         decode steps began. Returns `row`, the record of the steps, with the number of these requests in num_resumed.
         """
         start_ns, first_end_ns = row.start_ns, row.start_ns + row.first_ns
-        pauses: list[TokenGap] = []
-        last_tokens: list[int] = []
-        if step.joined and self._last_token_ns:
-            last_tokens = [self._pop_last_token_ns(i) for i in step.joined]
-            pauses = [TokenGap(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
+        last_tokens = [self._pop_last_token_ns(i) for i in step.joined]
+        pauses = [TokenGap(first_end_ns - last_ns, 1) for last_ns in last_tokens if last_ns < start_ns]
         num_others = step.num_requests - len(step.joined)
         until_ns = self._decoded_until_ns.get(row.instance_id, start_ns)
         if num_others and until_ns < start_ns:
             pauses.append(TokenGap(first_end_ns - until_ns, num_others))
         if self._own_gaps is not None:
-            joined_ns = [
-                first_end_ns - min(last_ns, start_ns) for last_ns in last_tokens or [start_ns] * len(step.joined)
-            ]
+            joined_ns = [first_end_ns - min(last_ns, start_ns) for last_ns in last_tokens]
             self._own_gaps.on_decode(step, row, joined_ns, first_end_ns - min(until_ns, start_ns))
         self._decoded_until_ns[row.instance_id] = start_ns + row.duration_ns
         if not pauses:

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from pdsim.core.messages import LoadKv, Retracted, SaveKv
+from pdsim.core.messages import DecodeStep, LoadKv, Retracted, SaveKv
 from pdsim.cost.copies import HostCopies, HostMemory
+from pdsim.metrics.recorder import Recorder
+from pdsim.metrics.records import StepRecord, TokenGap
 from pdsim.scenario.building.wiring import host_copies
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.sections.servers import DecodeSettings
@@ -88,6 +90,22 @@ def test_copies_take_time_unless_they_are_said_not_to():
     default = scenario.model_copy(update={"decode": scenario.decode.model_copy(update={"retraction_backup": backup})})
     copies_s = [run(each).result.summary()["pdsim"]["retraction_copies_s"] for each in (scenario, default)]
     assert copies_s[0] == 0 < copies_s[1]
+
+
+@pytest.mark.parametrize("other_waits", [False, True])
+def test_a_new_request_waits_for_copies_whoever_else_waits(other_waits: bool):
+    """Its first token is streamed before the copies, and its second comes 60 ns later."""
+    recorder = Recorder()
+    for i in range(2):
+        recorder.on_arrival(i, 4, 3, 0)
+        recorder.on_routed(i, "prefill-0", "decode-0", 0)
+    if other_waits:
+        recorder.on_retracted(1, 90)
+    recorder.on_streamed(0, 100)
+    step = DecodeStep(0, (0,), (), num_requests=1, num_context_tokens=4, num_distinct_tokens=4, max_steps=1)
+    row = StepRecord("decode-0", "decode", 150, 10, 10, 1, 1, 1, 4, 0.0, copying_ns=50)
+    recorder.on_step(step, row)
+    assert recorder.records.token_gaps == [TokenGap(60, 1)]
 
 
 def test_memory_that_was_pinned_before_is_used_again():
