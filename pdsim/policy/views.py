@@ -257,8 +257,8 @@ class InstanceLoad(Protocol):
 
     @property
     def num_pages(self) -> int:
-        """Number of whole pages of the instance's unfinished prompts. A page that n prompts share counts n times. 0
-        unless the policy has `is_kv_aware = True`.
+        """Number of whole pages of the instance's unfinished prompts. A page that n prompts share counts n times, as in
+        Dynamo's decode router (assume_kv_reuse is false there). 0 unless the policy has `is_kv_aware = True`.
         """
 
     @property

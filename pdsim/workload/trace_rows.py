@@ -13,8 +13,7 @@ from pdsim.core.sequence import Spans
 from pdsim.dataclass import dataclass
 from pdsim.inputs import finite
 from pdsim.workload import trace_fields as names
-from pdsim.workload.block_sizes import block_tokens_of, has_only_whole
-from pdsim.workload.hash_ids import HashBlocks, TextBlocks
+from pdsim.workload.hash_ids import HashBlocks, TextBlocks, block_tokens_of, has_only_whole
 from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, Streams, fresh_streams
 from pdsim.workload.trace_fields import Quantity

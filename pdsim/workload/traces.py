@@ -9,8 +9,7 @@ from typing import ClassVar
 from pdsim.core.sequence import Spans
 from pdsim.dataclass import dataclass
 from pdsim.system.catalog import hint
-from pdsim.workload.block_sizes import block_tokens_of
-from pdsim.workload.hash_ids import HashBlocks
+from pdsim.workload.hash_ids import HashBlocks, block_tokens_of
 from pdsim.workload.lengths import positive
 from pdsim.workload.request_spec import RequestSpec, conversation, fresh_streams
 from pdsim.workload.trace_file import Line, TimedTrace, Trace, json_lines

@@ -14,10 +14,9 @@ from pdsim.scenario.sections.front_end import FrontEndSettings
 from pdsim.scenario.sections.servers import ComputingSettings, DecodeSettings, PrefillSettings, ServerSettings
 from pdsim.scenario.sections.speculation import DEFAULT_RUNNING, DraftError, draft_model
 from pdsim.scenario.yaml_file import ConfigError
-from pdsim.system import memory
+from pdsim.system import memory, pipeline_stages
 from pdsim.system.catalog import CatalogError, load_gpu, load_model
 from pdsim.system.model import GroupedQueryAttention, LatentAttention, ModelSpec
-from pdsim.system.pipeline_stages import largest_stage
 from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 
 HOST_RATIO = 2
@@ -91,7 +90,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
         if model.experts is None and settings.ep not in (None, 1):
             raise ConfigError(f"{role}.ep: {model.name} has no experts; leave it out")
         found = memory.Layout(
-            model=largest_stage(model, num_stages),
+            model=pipeline_stages.largest_stage(model, num_stages),
             gpu=gpu,
             tp=settings.tp // (settings.dp * cp),
             dp=settings.dp,
@@ -116,9 +115,7 @@ def layout_of(scenario: Scenario, role: memory.Role) -> memory.Layout:
     except (CatalogError, memory.LayoutError, DraftError) as wrong:
         raise ConfigError(f"{role}: {wrong}") from None
     if found.num_domains > 1 and scenario.elastic is not None:
-        raise ConfigError(
-            f"{role}: pdsim does not model servers over several {found.gpu.domain}s that change their role"
-        )
+        raise ConfigError(f"{role}: pdsim does not model servers over several {found.gpu.domain}s that change role")
     return found
 
 
