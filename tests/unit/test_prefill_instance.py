@@ -488,6 +488,19 @@ def test_a_partly_computed_optimistic_prompt_gives_way_to_a_granted_one():
     assert forward(p)[0] == [(1, 16, 16)]
 
 
+def test_a_chunk_under_way_stays_cached_when_its_prompt_gives_way():
+    p = optimistic(attempts=1, chunked_prefill_tokens=16)
+    arrive(p, 1, 40, grant=False)
+    first, _ = p.next_step(0)
+    arrive(p, 2, 8)
+    second, _ = p.next_step(0)
+    assert [chunks(first), chunks(second)] == [[(1, 0, 16)], [(2, 0, 8)]]
+    for step in (first, second):
+        p.on_step_done(step, StepResult(), 0)
+    grant(p, 1, 10)
+    assert forward(p)[0] == [(1, 16, 16)]
+
+
 def test_an_optimistic_prompt_with_attempts_left_is_begun_again():
     p = optimistic(attempts=2, chunked_prefill_tokens=16)
     arrive(p, 1, 40, grant=False)

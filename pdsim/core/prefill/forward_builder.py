@@ -278,11 +278,10 @@ class ForwardBuilder(Generic[RequestT]):
         return self._waiting.pop(request_id, None)
 
     def stop(self, request: RequestT, *, caches: bool = False) -> None:
-        """Stops a prompt, so that no further forward computes it. caches: True: puts the prompt's computed KV, but not
-        that of a chunk under way, into the prefix cache.
-        """
+        """Stops a prompt: no further forward computes it. caches: True: caches all its chunks, even one under way."""
         if caches and self._unshared is request:
-            self._cache_prefix(request, request.num_computed_tokens, is_chunk=True)
+            self._cache_prefix(request, request.num_scheduled_tokens, is_chunk=True)
+            self._writer = request if request.num_computed_tokens < request.num_scheduled_tokens else None
         if self.partial is request:
             self.partial = self._unshared = None
 

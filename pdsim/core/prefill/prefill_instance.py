@@ -14,8 +14,8 @@ instance, or no grant in time. A request that no forward has taken is dropped at
 their present forward and transfer end.
 
 Optimistic prompts begin before decode has granted pages. They give their pages and slots to granted prompts: partly
-computed prompts at the end of a chunk, parked prompts if no other request can proceed. KV of theirs that the prefix
-cache has stays there.
+computed prompts at the end of a chunk, parked prompts if no other request can proceed. Their KV stays cached (SGLang
+0.5.23, disaggregation/prefill.py:586).
 """
 
 from bisect import insort
