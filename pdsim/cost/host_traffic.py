@@ -103,8 +103,9 @@ class HostTraffic:
         return max(0.0, exchange_ns - computing_ns) if self.overlaps else exchange_ns
 
 
-def host_traffic(layout: Layout) -> HostTraffic | None:
+def host_traffic(layout: Layout, slower: float = 1) -> HostTraffic | None:
     """Returns the traffic of an instance between hosts. None: the instance's server lies within one NVLink domain.
+    slower: factor on the times of the traffic.
 
     Prefill uses DeepEP's normal kernels, which send a token once to each host that has one of its experts. Decode uses
     DeepEP's low-latency kernels, which send a token once per expert. If all GPUs share each expert, or without an
@@ -113,10 +114,10 @@ def host_traffic(layout: Layout) -> HostTraffic | None:
     if layout.num_domains == 1:
         return None
     spec, num_hosts = layout.model, layout.num_domains
-    bandwidth = NIC_SHARE * layout.gpu.nic_bandwidth
+    bandwidth = NIC_SHARE * layout.gpu.nic_bandwidth / slower
     num_exchanges = 2 * spec.experts.num_layers if spec.experts is not None and layout.dp > 1 else 0
     num_reductions = 2 * spec.num_layers if layout.tp > layout.gpus_per_domain else 0
-    fixed_ns = num_exchanges * EXCHANGE_NS + num_reductions * ALL_REDUCE_NS
+    fixed_ns = slower * (num_exchanges * EXCHANGE_NS + num_reductions * ALL_REDUCE_NS)
     reduced = 0.0
     if num_reductions:
         peers = layout.tp // layout.gpus_per_domain

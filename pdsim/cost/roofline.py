@@ -22,8 +22,12 @@ _ROUNDS = 50
 
 
 class RooflineModel:
-    def __init__(self, settings: "Roofline", layout: Layout, nccl: Nccl | None = None) -> None:
-        """nccl: times of NCCL's collectives. None: all collectives are timed as the engine's all-reduces."""
+    def __init__(
+        self, settings: "Roofline", layout: Layout, nccl: Nccl | None = None, *, hosts_slower: float = 1
+    ) -> None:
+        """nccl: times of NCCL's collectives. None: all collectives are timed as the engine's all-reduces. hosts_slower:
+        factor on the times of traffic between hosts.
+        """
         spec, gpu, tp = layout.model, layout.gpu, layout.tp
         self._settings = settings
         self._spec = spec
@@ -68,7 +72,7 @@ class RooflineModel:
         state_ns = (1 + per_read) * 1e9 * layout.state_bytes / (gpu.memory_bandwidth * settings.memory_efficiency)
         self._state_ns = state_ns + windows_ns * per_read  # a token's, however long its request is
         num_expert_layers = 0 if spec.experts is None else spec.experts.num_layers
-        self._between_hosts = host_traffic(layout)
+        self._between_hosts = host_traffic(layout, hosts_slower)
         self._exchange_ns = self._exchange_token_ns = 0.0
         self._sums: RankSums | None = None
         """None: no GPU gets the tokens of all data-parallel ranks."""

@@ -154,10 +154,9 @@ class Kernels:
     Measured: SGLang 0.5.12 on H200 (experiments/sglang-h200).
     """
     factor: float = 1
-    """Factor by which the times of forwards and steps are multiplied, except the times of traffic between hosts."""
+    """Factor by which the times of forwards and steps are multiplied."""
     slowness: float = 0
-    """Position of times within their ranges: -1 is the fastest end, 1 the slowest. Traffic between hosts has no range.
-    """
+    """Position of times within their ranges: -1 is the fastest end, 1 the slowest."""
 
     @property
     def ends(self) -> "tuple[Kernels, Kernels]":
@@ -165,7 +164,7 @@ class Kernels:
         return replace(self, slowness=-1), replace(self, slowness=1)
 
     def model(self, layout: Layout) -> CostModel:
-        return RooflineModel(self.roofline(layout), layout, self._nccl(layout))
+        return RooflineModel(self.roofline(layout), layout, self._nccl(layout), hosts_slower=self._factor())
 
     def _nccl(self, layout: Layout) -> Nccl:
         gpu, kind = layout.gpu.name, kinds(layout)["all_reduce"]

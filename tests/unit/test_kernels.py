@@ -395,6 +395,20 @@ def test_the_ends_are_a_factor_away_and_more_work_takes_longer(model, gpu, num_t
     )
 
 
+@pytest.mark.parametrize("split", [{"tp": 16}, {"tp": 1, "dp": 16, "has_whole_experts": True}])
+def test_traffic_between_hosts_has_the_range_of_other_times(split):
+    place = Layout(model=load_model("deepseek-r1"), gpu=load_gpu("h200"), kv_dtype="bf16", **split)
+
+    def between_ns(cost):
+        model = cost.model(place)
+        return [terms["between hosts"] for terms in (model.prefill_terms(forward(4096)), model.decode_terms(32))]
+
+    fast, slow = Kernels().ends
+    for cost, times in ((fast, 1 / KERNELS_SPREAD), (slow, KERNELS_SPREAD), (Kernels(factor=2), 2)):
+        assert between_ns(cost) == pytest.approx([times * ns for ns in between_ns(Kernels())])
+    assert between_ns(Kernels()) == between_ns(Roofline())
+
+
 def test_kernels_of_experts_reach_less_than_those_of_large_matrices():
     """By nominal rates a prompt of DeepSeek-R1 takes a third of the time."""
     place = layout("deepseek-r1", "h200", 8)
