@@ -321,8 +321,8 @@ class PrefillSettings(ComputingSettings):
     None: 0, or 1 if decode.allocation is prefill_complete.
     """
     hold_timeout: Duration | None = Field(default=None, gt=0)
-    """Time for which prefill holds a computed prompt until decode reads it, with engine vllm
-    (VLLM_NIXL_ABORT_REQUEST_TIMEOUT).
+    """Time for which prefill holds a computed prompt until decode reads it, with engine vllm (kv_lease_duration of
+    NixlConnector, VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT of MooncakeConnector).
 
     None: no limit, as in vLLM 0.33.0, whose decode asks prefill again and again to hold the prompt longer.
     """
