@@ -93,7 +93,9 @@ def run(
     else:
         from pdsim.show.terminal.run import explain_command, print_run
 
-        explained = explain_command(out) if out else explain_command(scenario, own, profile) if scenario else ""
+        explained = explain_command(out) if out else ""
+        if scenario is not None and out is None:
+            explained = explain_command(scenario, (*load.changes(has_own_load=True), *own), profile)
         assert finished.scenario is not None
         shown = finished.name, finished.summary, finished.judged, finished.scenario, finished.examined
         print_run(*shown, explain=explained, details=details)

@@ -1,6 +1,7 @@
 """One command without a file: the flags of a model and a load."""
 
 import json
+import shlex
 
 import pytest
 
@@ -13,6 +14,13 @@ from pdsim.workload.lengths import Lognormal
 from tests.sweep_files import write_sweep
 
 FLAGS = ("--model", "llama-3.1-8b", "--isl", "300", "--osl", "20", "--rate", "40/s", "--requests", "30")
+SCENARIO = """\
+model: qwen3-0.6b
+prefill: {gpu: h100}
+decode: {gpu: h100}
+workload: {use: random_lengths, num_requests: 20, input_tokens: 200, output_tokens: 5}
+client: {use: open_loop, arrivals: {use: poisson, rate: 60/s}}
+"""
 
 
 def said(capsys, *words, code=0):
@@ -34,6 +42,18 @@ def test_run_needs_no_file(capsys, tmp_path):
     kept = load_scenario(tmp_path / "kept" / "scenario.yaml")
     assert kept.client.arrivals == Poisson(40)
     assert kept.workload.input_tokens == Lognormal(300, 150, 1200)
+
+
+def test_the_command_that_explains_a_run_has_the_runs_load(capsys, tmp_path):
+    (tmp_path / "one.yaml").write_text(SCENARIO)
+    out = said(capsys, "run", "one.yaml", "--concurrency", "3", "--isl", "300", "--set", "page_size=16", "--no-ranges")
+    (line,) = [line for line in out.splitlines() if line.startswith("What limits it:")]
+    words = shlex.split(line.partition(":")[2])
+    assert words[:3] == ["pdsim", "explain", "one.yaml"]
+    explained = load_scenario(tmp_path / "one.yaml", [word for word in words[3:] if "=" in word])
+    assert explained.client == ClosedLoop(3)
+    assert explained.workload.input_tokens == Lognormal(300, 150, 1200)
+    assert explained.page_size == 16
 
 
 def test_plan_needs_no_file(capsys):
