@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -173,8 +174,9 @@ def test_a_plan_keeps_the_engine(scenario, tmp_path, capsys):
         "--set",
         "engine=vllm",
     ]
-    output(capsys, *arguments, "--out", tmp_path / "plan")
-    assert "vllm serve" in output(capsys, "launch", tmp_path / "plan" / "scenario.yaml")
+    printed = output(capsys, *arguments, "--out", tmp_path / "plan")
+    (line,) = [line for line in printed.splitlines() if line.startswith("Start it:")]
+    assert "vllm serve" in output(capsys, *shlex.split(line.partition(":")[2])[1:])
 
 
 def test_the_planned_scenario_does_not_replace_the_one_asked_about(scenario, tmp_path):

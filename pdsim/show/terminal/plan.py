@@ -39,7 +39,7 @@ def _next(plan: Plan, out: Path | None, *, details: bool) -> list[str]:
     """
     found = []
     if plan.chosen is not None and out is not None:
-        found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))} --engine sglang"]
+        found += [f"Start it:   pdsim launch {shlex.quote(str(out / SCENARIO))}"]
     elif plan.chosen is not None:
         found += ["Start it:   the same command with --out DIR, then pdsim launch DIR/scenario.yaml"]
     if out is not None:
