@@ -75,6 +75,26 @@ def test_runs_that_are_the_same_cannot_be_told_apart(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_long_name_is_broken_only_if_there_is_no_room(capsys, folder, monkeypatch):
+    names = ("a_baseline_with_round_robin", "another_run_with_random_routing")
+    for name in names:
+        (folder / f"{name}.yaml").write_text(SCENARIO.replace("NAME", name))
+
+    def heads(columns):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = output(capsys, "compare", *(f"{name}.yaml" for name in names), "--repeats", "0")
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= columns
+        (end,) = [i for i, line in enumerate(lines) if line.startswith(" ──")]
+        begin = max(i for i in range(end) if not lines[i].strip())
+        return lines[begin + 1 : end]
+
+    assert all(name in " ".join(heads(120)) for name in names)
+    rows = [line.split()[:2] for line in heads(60)]
+    assert "…" not in str(rows)
+    assert len(rows) > 1
+
+
 def test_a_difference_within_chance_is_no_cause(capsys, folder):
     """Of two routers, one has the shorter latency p99 with some draws of the load only."""
     for name, router in (("one", "random"), ("two", "power_of_two")):

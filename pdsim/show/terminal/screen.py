@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import Literal
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,7 +15,9 @@ from pdsim.study.verdict.confidence import Confidence
 _WORDS = ("cluster", "why not", "")
 """Titles of columns that have words, which may be broken into lines. All other columns have numbers."""
 _HEAD = 14
-"""Maximum number of characters in a line of the title of a column with numbers. Longer words are broken."""
+"""Maximum number of characters in a line of the title of a column with numbers. Longer words are broken only if the
+terminal has no room for them.
+"""
 
 
 def print_headline(console: Console, text: str) -> None:
@@ -47,9 +50,10 @@ def screen_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table
     table.padding = (0, 1, 0, 0)
     for i, column in enumerate(columns):
         is_number = column not in _WORDS
-        head = "\n".join(wrap(column, _HEAD)) if is_number else column
+        head = "\n".join(wrap(column, _HEAD, break_long_words=False)) if is_number else column
         width = max((len(line) for row in rows for line in row[i].splitlines()), default=0) if is_number else None
-        table.add_column(head, justify="right" if is_number else "left", vertical="bottom", min_width=width)
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        table.add_column(head, justify=justify, vertical="bottom", min_width=width, overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table
