@@ -207,8 +207,6 @@ def open_engine(name: str, num_workers: int | None) -> Engine:
     """
     kind, _, address = name.partition(":")
     if kind == "ray":
-        from pdsim.study.points.engine import RayCluster  # noqa: PLC0415
-
         return RayCluster(address or None)
     if name == "here":
         return InProcessEngine()
