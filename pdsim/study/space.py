@@ -181,10 +181,11 @@ class Space:
 
     def _of(self, base: Base, roles: tuple[Server, ...], *, staging: bool) -> Iterator[CandidateCluster]:
         """Yields the clusters of these kinds of servers: every number of instances to try within the maximum number of
-        GPUs, with all settings to try. Leaves out clusters with encode instances that would change a role's number of
-        data-parallel attention ranks to more than 1. roles: one kind of server for each role. staging: True: KV goes
-        through staging memory.
+        GPUs, with all settings to try. Leaves out clusters with encode instances whose servers that compute prompts
+        have more than one data-parallel attention rank, which pdsim does not model. roles: one kind of server for each
+        role. staging: True: KV goes through staging memory.
         """
+        ranks = f"{ROLES[len(roles)][0]}.dp"
         all_counts = product(*map(self._counts, ROLES[len(roles)], roles))
         for counts, encoders in product(all_counts, self._encoders(base)):
             num_gpus = sum(count * server.num_gpus for count, server in zip(counts, roles, strict=True))
@@ -197,7 +198,7 @@ class Space:
                 cluster(base, roles, counts) | ({"network.staging": {}} if staging else {}) | _encode(base, encoders)
             )
             for settings in self._settings(base, roles, counts, encoders):
-                if encoders.number and any(path.endswith(".dp") and settings[path] > 1 for path in settings):
+                if encoders.number and settings.get(ranks, 1) > 1:
                     continue
                 words = described(settings).replace("router=", "") if settings else ""
                 suffix = (", staged" if staging else "") + (f", {words}" if words else "")
@@ -216,7 +217,7 @@ class Space:
         self, base: Base, servers: Sequence[Server], counts: Sequence[int], encoders: Encoders
     ) -> Iterator[Changes]:
         """Yields the changes of settings to try for a cluster: values of --try for fields that the cluster has, numbers
-        of data-parallel attention ranks, and routers if --try does not name the router.
+        of data-parallel attention ranks, and routers if neither the scenario nor --try names the router.
 
         The router is not changed if each role has a single instance and no ranks are tried, because all routers then
         act alike. servers, counts: kind and number of the servers of each role.
@@ -229,7 +230,7 @@ class Space:
             for path, values in self.tried.items()
             if path.partition(".")[0] not in absent and path not in _OF_SERVERS
         }
-        has_router = any(path.partition(".")[0] == "router" for path in tried)
+        has_router = base.names("router") or any(path.partition(".")[0] == "router" for path in tried)
         ranks = [self._ranks(base, role, server) for role, server in zip(roles, servers, strict=True)]
         for values, chosen in product(product(*tried.values()), product(*ranks)):
             settings = dict(zip(tried, values, strict=True)) | {path: dp for one in chosen for path, dp in one.items()}

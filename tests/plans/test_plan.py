@@ -575,6 +575,36 @@ def test_a_setting_may_make_a_cheaper_cluster_do(tmp_path):
     assert {row.candidate.family for row in made.nearest} == {" aggregated of TP1"}
 
 
+@pytest.mark.parametrize(
+    ("changes", "tried", "routers"),
+    [
+        ([], {}, {"cache_aware", "least_loaded"}),
+        (["router=random"], {}, {None}),
+        (["router.shedding={use: queue_limit, max_queued_requests: 9}"], {}, {None}),
+        (["router=random"], {"router": ["random", "round_robin"]}, {"random", "round_robin"}),
+    ],
+)
+def test_other_routers_are_tried_where_nobody_named_one(scenario, tmp_path, changes, tried, routers):
+    base = base_of(scenario, AskOptions(), changes, folder=tmp_path, starter={})
+    several = [one for one in Space({"h100": 1.0}, 4, tried).candidates(base) if max(one.counts) > 1]
+    assert {one.changes.get("router") for one in several} == routers
+    shedding = base.scenario.router.shedding
+    assert all(base.changed(one.changes).router.shedding == shedding for one in several)
+
+
+@pytest.mark.parametrize(("changes", "tried"), [(["decode.dp=2"], {}), ([], {"decode.dp": [2], "prefill.dp": [1, 2]})])
+def test_encode_instances_go_with_ranks_of_decode_but_not_of_prefill(scenario, tmp_path, changes, tried):
+    encode = ["model=qwen3-vl-8b", "encode={gpu: h100}", "prefill.tp=2", "decode.tp=2"]
+    base = base_of(scenario, AskOptions(), [*encode, *changes], folder=tmp_path, starter={})
+    found = [one for one in Space({"h100": 1.0}, 6, tried).candidates(base) if not one.is_aggregated]
+    ranks = {one.encoders.number > 0: set() for one in found}
+    for one in found:
+        made = base.changed(one.changes)
+        ranks[made.encode is not None].add((made.prefill.dp, made.decode.dp))
+    assert ranks[True] == {(1, 2)}
+    assert ranks[False] == ({(1, 2), (2, 2)} if tried else {(1, 2)})
+
+
 @pytest.mark.usefixtures("no_limits")
 def test_classes_have_limits_of_their_own(scenario, tmp_path):
     """What a class misses makes the plan larger; the limits of one that no request has are an error."""
