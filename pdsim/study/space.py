@@ -2,7 +2,7 @@
 settings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -71,6 +71,10 @@ class CandidateCluster:
     """Changes that turn the base scenario into a scenario with this cluster."""
     encoders: Encoders = field(default=NO_ENCODERS, compare=False)
     """The encode instances of the cluster."""
+    setting: tuple[str, Any] | None = field(default=None, compare=False)
+    """Path and value of the setting by which `with_other_settings` made this cluster. None: the cluster keeps the
+    settings of the scenario and of --try.
+    """
 
     @property
     def kw(self) -> float | None:
@@ -276,9 +280,26 @@ def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[Candidate
         now = getattr(getattr(own, role) if role else own, field)
         for value in values:
             if value != now:
-                words = f", {described({path: value})}"
-                changes = {**one.changes, path: value}
-                yield replace(one, label=one.label + words, changes=changes)
+                yield _with_setting(one, path, value)
+
+
+def with_setting_of(changed: CandidateCluster, candidates: Iterable[CandidateCluster]) -> Iterator[CandidateCluster]:
+    """Yields copies of those candidates that have the setting by which `with_other_settings` made the cluster
+    `changed`. In each copy this setting has the same value as in `changed`. Yields nothing if no setting was changed.
+    """
+    if changed.setting is None:
+        return
+    path, value = changed.setting
+    role = path.rpartition(".")[0]
+    for one in candidates:
+        if not role or role in one.roles:
+            yield _with_setting(one, path, value)
+
+
+def _with_setting(one: CandidateCluster, path: str, value: Any) -> CandidateCluster:
+    """A copy of the cluster `one` in which the setting at `path` has this value."""
+    words, changes = f", {described({path: value})}", {**one.changes, path: value}
+    return replace(one, label=one.label + words, family=one.family + words, changes=changes, setting=(path, value))
 
 
 def needs_staging(base: Base, scenario: Scenario) -> bool:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from shutil import copytree
 from statistics import median
 from subprocess import DEVNULL
@@ -28,12 +29,13 @@ from pdsim.study.planning.planning import plan
 from pdsim.study.planning.screen import Screen
 from pdsim.study.points.engine import InProcessEngine
 from pdsim.study.points.worker import compute
-from pdsim.study.space import Space, with_other_settings
+from pdsim.study.space import Space, with_other_settings, with_setting_of
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.slo import Slo
 from pdsim.workload.trace_file import InputWarning
 from tests.cli.test_commands import output
 
+ROOT = Path(__file__).parents[2]
 SCENARIO = """\
 model: qwen3-8b
 prefill: {gpu: h100}
@@ -569,10 +571,67 @@ def test_a_setting_may_make_a_cheaper_cluster_do(tmp_path):
     load = "{use: random_lengths, num_requests: 150, input_tokens: 60, output_tokens: 200}"
     path.write_text(re.sub("(?<=workload: ).*", load, SCENARIO))
     slo = "tpot p99 < 11 ms, e2e p99 < 20 s"
-    made = plan(path, slo=slo, max_gpus=1, seeds=1, engine="here")
+    made = plan(path, slo=slo, max_gpus=2, seeds=1, engine="here", speedup="1.2")
     assert made.chosen is not None
     assert made.chosen.candidate.label == "1 aggregated of TP1, aggregated.max_running_requests=32"
     assert {row.candidate.family for row in made.nearest} == {" aggregated of TP1"}
+    assert made.loads[1.2].candidate == made.chosen.candidate, "the setting is tried at another load, too"
+
+
+def test_a_changed_setting_is_given_to_other_clusters_that_have_it(scenario, tmp_path):
+    """A larger cluster belongs to the family of a changed one if it has the same setting."""
+    base = base_of(scenario, AskOptions(), ["router=random"], folder=tmp_path, starter={})
+    candidates = Space({"h100": 1.0}, 3, {}).candidates(base)
+    pair = next(one for one in candidates if one.label == "1P1D of TP1")
+    assert not list(with_setting_of(pair, candidates))
+    changed = next(one for one in with_other_settings(base, pair) if "decode.max_running_requests" in one.changes)
+    others = list(with_setting_of(changed, candidates))
+    assert {one.counts for one in others} == {one.counts for one in candidates if not one.is_aggregated}
+    for one in others:
+        value = one.changes["decode.max_running_requests"]
+        assert base.changed(one.changes).decode.max_running_requests == value
+        assert value == changed.changes["decode.max_running_requests"]
+    larger = [one.counts for one in others if changed.is_part_of(one)]
+    assert changed.counts in larger
+    assert len(larger) > 1
+    assert not any(changed.is_part_of(one) for one in candidates)
+
+
+@pytest.mark.usefixtures("no_limits")
+def test_clusters_that_are_too_dear_for_the_report_are_not_simulated(scenario, monkeypatch):
+    """Two servers instead of one cost twice as much."""
+    counts = []
+    simulated = Trials.outcomes
+
+    def outcomes(self, changes):
+        counts.extend(one["aggregated"]["instances"] for one in changes if "aggregated" in one)
+        return simulated(self, changes)
+
+    monkeypatch.setattr(Trials, "outcomes", outcomes)
+    tried = {"router": ["random"]}
+    made = plan(scenario, slo="ttft p50 < 9 s", max_gpus=2, seeds=1, engine="here", changes=RARE, tried=tried)
+    assert made.chosen.candidate.label == "1 aggregated of TP1, random"
+    assert set(counts) == {1}
+
+
+@pytest.mark.parametrize(("tp", "word"), [(1, "medium"), (2, "high")])
+@pytest.mark.usefixtures("no_limits")
+def test_the_confidence_is_in_the_plans_own_servers(tp, word):
+    """The profile was measured with TP2, which the scenario has."""
+    made = plan(
+        ROOT / "experiments" / "decode-radix-b200" / "scenario.yaml",
+        slo="ttft p50 < 100 s",
+        max_gpus=4,
+        seeds=1,
+        engine="here",
+        tried={f"{role}.tp": [tp] for role in ("aggregated", "prefill", "decode")},
+        changes=[
+            "workload={use: random_lengths, num_requests: 4, input_tokens: 300, output_tokens: 5}",
+            "client={use: closed_loop, concurrency: 1}",
+        ],
+    )
+    assert Screen(made).confidence.word == word
+    assert made.foreign_setup == (() if tp == 2 else ("TP1",))
 
 
 @pytest.mark.parametrize(
