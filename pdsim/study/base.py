@@ -2,11 +2,10 @@
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -142,11 +141,12 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """Text that says when requests are sent: "at their own times" (a trace's recorded times, or a load that cannot
-        be set), "4 a second" (a rate), or "32 at a time" (the number of clients in a closed loop).
+        """Text that says when requests are sent: "at their own times" (a trace's recorded times, or times that cannot be
+        set), "all at once" (the requests have no times), "4 a second" (a rate), or "32 at a time" (the number of
+        clients in a closed loop).
         """
         if self.load is None or self.keeps_times:
-            return "at their own times"
+            return pace_of((spec.arrival_ns, bool(spec.after)) for spec in requests_of(self.scenario))
         return f"{self.load[1]:g} {'at a time' if isinstance(self.scenario.client, ClosedLoop) else 'a second'}"
 
     @property
@@ -259,6 +259,13 @@ class Base:
 
     def _data(self) -> dict[str, Any]:
         return _with_changes(self.path, self.changes)
+
+
+def pace_of(times: Iterable[Hashable]) -> str:
+    """Text that says when requests are sent that wait neither for a rate nor for a client. times: for each request, its
+    sending time, or whatever sets this time. If all are equal, the requests are sent at once.
+    """
+    return "at their own times" if len(set(times)) > 1 else "all at once"
 
 
 def warm_up_text(client: Client, num_requests: int) -> str:
@@ -374,14 +381,15 @@ def _trace_changes(path: Path | None) -> list[str]:
 
 def trace_lines(path: Path) -> int:
     """Number of requests of a trace file, if the file has one line (in Parquet: one row) per request. A CSV file's head
-    line does not count. 0 if the trace is a JSON list or a folder.
+    line does not count. 0 if the trace is empty, a JSON list or a folder.
     """
     if path.is_dir():
         return 0
     if is_parquet(path):
         return num_parquet_rows(path)
     with open_trace(path) as file:
-        first = file.readline(LONGEST_LINE)
-        if first.lstrip().startswith("["):
+        while (first := file.readline(LONGEST_LINE)).isspace():
+            pass
+        if not first or first.lstrip().startswith("["):
             return 0
-        return sum(bool(line.strip()) for line in chain([first], file)) - (not first.lstrip().startswith("{"))
+        return sum(bool(line.strip()) for line in file) + first.lstrip().startswith("{")

@@ -46,6 +46,12 @@ def test_a_run_answers_first_and_says_how_sure_it_is(capsys):
     assert "decode_bootstrap" in output(capsys, "run", "one.yaml", "--details")
 
 
+def test_requests_without_times_are_said_to_be_sent_at_once(capsys):
+    text = " ".join(output(capsys, "run", "one.yaml", "--no-ranges", "--set", "client=open_loop").split())
+    assert "80 requests (mean 462 tokens in, 20 out), sent all at once." in text
+    assert "sent 60 a second." in " ".join(output(capsys, "run", "one.yaml", "--no-ranges").split())
+
+
 def test_without_a_range_no_sentence_speaks_of_its_ends(capsys):
     assert "The range goes from" in " ".join(output(capsys, "run", "one.yaml").split())
     text = output(capsys, "run", "one.yaml", "--no-ranges")

@@ -74,6 +74,23 @@ def test_a_trace_is_known_by_its_first_line(tmp_path, name, text, workload):
 
 
 @pytest.mark.parametrize(
+    ("text", "pace"),
+    [
+        ("arrival_s,in_tokens,out_tokens\n0,9,9\n1,9,9\n", "at their own times"),
+        ("in_tokens,out_tokens\n9,9\n9,9\n", "all at once"),
+    ],
+)
+def test_requests_without_times_are_sent_at_once(tmp_path, text, pace):
+    (tmp_path / "a.csv").write_text(text)
+    assert base(tmp_path, "client=open_loop", trace=tmp_path / "a.csv").pace == pace
+    assert base(tmp_path, "client=open_loop").pace == "all at once"
+    turns = "workload={use: sessions, num_sessions: 2, num_turns: 2, input_tokens: 9, output_tokens: 9, think: 1 s}"
+    assert base(tmp_path, "client=open_loop", turns).pace == "at their own times"
+    assert base(tmp_path).pace == "64 at a time"
+    assert base(tmp_path, "client={use: open_loop, arrivals: {use: poisson, rate: 3/s}}").pace == "3 a second"
+
+
+@pytest.mark.parametrize(
     ("name", "text", "workload"),
     [
         (

@@ -293,6 +293,15 @@ def test_a_parquet_file_is_read_like_lines_of_json(tmp_path, rows):
     assert trace_lines(packed) == trace_lines(plain) == 2
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("", 0), ("\n\n", 0), ("\n{}\n{}\n", 2), ("\na,b\n1,2\n", 1), ("a,b\n", 0), ("{}\n\n{}", 2), ("[{}, {}]", 0)],
+)
+def test_lines_of_a_trace_are_counted_without_blank_ones(tmp_path, text, count):
+    (tmp_path / "trace").write_text(text)
+    assert trace_lines(tmp_path / "trace") == count
+
+
 def test_a_damaged_parquet_file_is_one_error(tmp_path):
     path = tmp_path / "trace.parquet"
     path.write_bytes(b"PAR1" + bytes(40))

@@ -44,7 +44,8 @@ def _settings(runs: Sequence[ComparedRun]) -> list[str]:
     named: dict[str, list[str]] = {}
     for run in runs:
         if run.scenario is not None:
-            text = f"{run.scenario.model} on {cluster_text(run.scenario)}; {load_text(run.summary, run.scenario)}"
+            load = load_text(run.summary, run.records, run.scenario)
+            text = f"{run.scenario.model} on {cluster_text(run.scenario)}; {load}"
             named.setdefault(text, []).append(run.name)
     return [f"{' and '.join(names)}: {text}." for text, names in named.items()]
 

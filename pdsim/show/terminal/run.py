@@ -23,6 +23,7 @@ from pdsim.metrics.summary_rows import (
 from pdsim.scenario.schema import Scenario
 from pdsim.show.terminal.layout import new_console
 from pdsim.show.terminal.screen import print_command, print_confidence, print_headline, print_sentence, screen_table
+from pdsim.study.base import pace_of
 from pdsim.study.measurement import Measurement, measurement, sizes_of
 from pdsim.study.servers import Server, label_of
 from pdsim.study.verdict.confidence import Examined, confidence_in_numbers, limit_rows
@@ -78,7 +79,7 @@ def print_run(
     """
     console = new_console()
     print_headline(console, _headline(summary, scenario, examined))
-    print_sentence(console, f"{load_text(summary, scenario)}.")
+    print_sentence(console, f"{load_text(summary, records, scenario)}.")
     if hint := _start_text(summary, scenario):
         print_sentence(console, hint)
     print_numbers(summary, examined)
@@ -121,9 +122,10 @@ def cluster_text(scenario: Scenario) -> str:
     return f"{scenario.num_gpus} x {' and '.join(dict.fromkeys(gpus))} ({label})"
 
 
-def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
+def load_text(summary: Mapping[str, Any], records: Records, scenario: Scenario) -> str:
     """Text on the finished requests that a summary counts: their number, source and mean lengths in tokens, and when
-    requests are sent. If warm-up requests are left out of the summary, the text ends with their number.
+    requests are sent. If warm-up requests are left out of the summary, the text ends with their number. records: of the
+    same requests.
     """
     count = max(1, summary["completed"])
     tokens = [summary[f"total_{what}_tokens"] / count for what in ("input", "output")]
@@ -132,7 +134,7 @@ def load_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     text = f"{counted(summary['completed'], 'request')}{source} (mean {tokens[0]:,.0f} tokens in, {tokens[1]:,.0f} out)"
     left_out = summary["pdsim"].get("warm_up_requests", 0)
     warm_up = f"; {counted(left_out, 'request')} before them warmed up and do not count" if left_out else ""
-    return f"{text}, sent {_pace(scenario)}{warm_up}"
+    return f"{text}, sent {_pace(records, scenario)}{warm_up}"
 
 
 def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
@@ -147,11 +149,11 @@ def _start_text(summary: Mapping[str, Any], scenario: Scenario) -> str:
     return f"{how}, and these requests count{why}."
 
 
-def _pace(scenario: Scenario) -> str:
+def _pace(records: Records, scenario: Scenario) -> str:
     if isinstance(scenario.client, ClosedLoop):
         return f"by {counted(scenario.client.concurrency, 'client')} that each wait for their answer"
     rate = getattr(scenario.client.arrivals, "rate_per_s", None)
-    return "at their own times" if rate is None else f"{rate:g} a second"
+    return pace_of(one.arrival_ns for one in records.requests) if rate is None else f"{rate:g} a second"
 
 
 def measure_of(scenario: Scenario, summary: Mapping[str, Any]) -> Measurement | None:
