@@ -240,6 +240,24 @@ def test_what_limits_a_cluster_is_the_same_with_runs_that_are_there(tmp_path: Pa
     assert second.limit(changes, slo.terms[0]) == first.limit(changes, slo.terms[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ("client={use: closed_loop, concurrency: 5}", "warm_up_requests"),
+        ("router={shedding: {use: queue_limit, max_queued_requests: 3}}", "failed"),
+    ],
+)
+def test_requests_that_ended_are_counted_alike_whether_a_run_ends_early_or_not(tmp_path: Path, change, left_out):
+    """Both count failed requests and those that warm up."""
+    path = base_for(tmp_path, 0).path
+    base = base_of(path, AskOptions(), (change,), folder=tmp_path, starter={})
+    trials, sizes = trials_of(base, Slo.parse("tpot p50 < 1 us"), tmp_path), {"prefill.tp": 4, "decode.tp": 4}
+    early = trials.outcomes([sizes])[0].num_ended
+    ((run,),) = trials.whole_runs([sizes])
+    assert run[left_out] > 0
+    assert early < trials.whole([sizes])[0].num_ended == 25
+
+
 def test_a_search_without_any_that_meets_it_ends():
     runs = every_run(0, SPACE)
     missed = Outcome(meets=False, reason="too slow", num_ended=0)

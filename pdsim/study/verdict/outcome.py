@@ -30,7 +30,9 @@ class Outcome:
     reason: str
     """Says why the cluster misses the SLO. Empty: it meets the SLO."""
     num_ended: int
-    """Number of requests that had ended when the verdict was certain, summed over the runs."""
+    """Number of requests that had finished or failed when the verdict was certain, including warm-up requests, summed
+    over the runs. outcome_of_run counts no warm-up requests.
+    """
     judgement: Judgement | None = field(default=None, kw_only=True)
     """The values of the numbers that the SLO limits. None: the run stopped early or failed."""
     classes: Mapping[str, Attainment] = field(default_factory=dict, kw_only=True)
@@ -122,7 +124,7 @@ def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
     """The outcome of a cluster from the rows of its runs, one per seed. A queue that grows under generated arrivals
     counts as a miss.
     """
-    num_ended = sum(row["completed"] or 0 for row in rows)
+    num_ended = sum(map(_num_ended, rows))
     bad = [row for row in rows if row["status"] != "ok"]
     if bad:
         return Outcome(meets=False, reason=bad[0]["message"], num_ended=num_ended)
@@ -131,9 +133,16 @@ def outcome_of(rows: Sequence[Mapping[str, Any]], slo: Slo) -> Outcome:
     return _judged(slo, runs, num_ended, failures, is_overloaded=any(row["saturated"] for row in rows))
 
 
+def _num_ended(row: Mapping[str, Any]) -> int:
+    """Number of requests that finished or failed in a run, including warm-up requests. row: the run's row of results.
+    If the run ended early, its column `completed` counts them all.
+    """
+    return sum(row.get(count) or 0 for count in ("completed", "failed", "warm_up_requests"))
+
+
 def outcome_of_run(requests: Sequence[RequestRecord], client: Client, slo: Slo, failures: str = "") -> Outcome:
     """The outcome of one run from the records of its requests. failures: text on how many requests failed, and why."""
-    num_ended = sum(request.outcome == "finished" for request in requests)
+    num_ended = sum(request.outcome != "unfinished" for request in requests)
     is_overloaded = cannot_take_load(client, requests)
     return _judged(slo, [Times.of_requests(requests)], num_ended, failures, is_overloaded=is_overloaded)
 
