@@ -283,6 +283,18 @@ def test_a_verdict_that_chance_changes_is_called_so(scenario, made):
     assert Screen(made).why_not(equal) == "same price, equal headroom within chance"
 
 
+def test_headroom_on_slow_servers_is_said_of_clusters_that_were_simulated_there_only(made):
+    """The user's own cluster may be none of those that were searched."""
+    reached = made.chosen.outcome.judgement
+    far = {term: ratio / 9 for term, ratio in reached.ratios.items()}
+    outcome = replace(made.chosen.outcome, judgement=replace(reached, ratios=far))
+    other = made.chosen._replace(candidate=replace(made.chosen.candidate, label="another"), outcome=outcome)
+    compared = replace(made, others=(other,))
+    assert Screen(compared).why_not(other) == "same price, less headroom on slow servers"
+    own = replace(made, own=other, others=())
+    assert Screen(own).why_not(other) == "yours: same price, more headroom with typical step times"
+
+
 def test_nothing_meets_it(scenario, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(scenario), "--slo", "ttft p99 < 1 ms", "--max-gpus", "2", "--engine", "here"])

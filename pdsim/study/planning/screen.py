@@ -166,22 +166,24 @@ class Screen:
         if plan.chosen is None:
             return yours
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
-            return f"{yours}same price, {self._headroom(row.outcome.ratio, plan.chosen)}"
+            return f"{yours}same price, {self._headroom(row, plan.chosen)}"
         if plan.safe is not None and row.candidate == plan.safe.candidate:
             return f"{yours}costs more; meets the SLO on slow servers"
         return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
 
-    @staticmethod
-    def _headroom(ratio: float, chosen: Row) -> str:
+    def _headroom(self, row: Row, chosen: Row) -> str:
         """Text that compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with
-        that of the plan's cluster. If the other cluster has more headroom with typical step times, it has less with the
-        slowest step times, by which the plan was chosen. ratio: the other cluster's largest ratio of a value to its SLO
-        limit, with typical step times. chosen: the plan's cluster.
+        that of the plan's cluster. If a cluster that the search found has more headroom with typical step times, it has
+        less with the slowest step times, by which the plan was chosen. The user's own cluster may be none of these: it
+        was not simulated with the slowest step times. row: the other cluster. chosen: the plan's cluster.
         """
-        ratios = [one.ratio for one in chosen.runs]
+        ratio, ratios = row.outcome.ratio, [one.ratio for one in chosen.runs]
         if ratio > max(ratios):
             return "less headroom"
-        return "equal headroom within chance" if ratio >= min(ratios) else "less headroom on slow servers"
+        if ratio >= min(ratios):
+            return "equal headroom within chance"
+        is_compared = any(row.candidate == other.candidate for other in self._plan.others)
+        return "less headroom on slow servers" if is_compared else "more headroom with typical step times"
 
     @property
     def failing(self) -> list[str]:
