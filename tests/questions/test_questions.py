@@ -6,6 +6,7 @@ import pytest
 
 import pdsim
 from pdsim.study.base import ROUTERS
+from pdsim.study.points.estimate import number
 from pdsim.study.questions.study import QUESTIONS, question
 from pdsim.study.sweeping.sweep import read_sweep
 from tests.markdown import ROOT, sections
@@ -135,10 +136,20 @@ def test_pages_matter_by_the_cost_of_a_descriptor(ask):
 def test_a_prefill_buffer_that_is_too_small_is_found(ask, tokens, is_trap):
     """114,688 B a token, half of it on each of two ranks: 1,170 tokens fill 64 MiB."""
     made = ask("staging-ring", f"workload.input_tokens={tokens}", "network.descriptor_latency=5 us")
-    (note,) = [note for note in made.notes if "64 MB" in note]
+    (note,) = [note for note in made.notes if "64 MiB (0.5.12)" in note]
+    assert f"the KV of a mean prompt is {number(114_688 / 2 * tokens / 2**20)} MiB" in note
     assert note.startswith("SGLang's default is too small" if is_trap else "SGLang's default prefill buffer suffices")
     sliced, trapped = (value(made, arm, "transfer") for arm in ("no staging: slices", "prefill buffer of 64 MiB"))
     assert trapped == pytest.approx(sliced) if is_trap else trapped < sliced / 10
+
+
+@pytest.mark.parametrize(("chunk", "staged"), [("4096", "4,096"), ("null", "8,192")])
+def test_of_a_long_prompt_the_part_that_is_staged_together_is_told(ask, chunk, staged):
+    """pdsim stages at most a chunk at once, and 8,192 tokens of prompts that are not divided."""
+    made = ask("staging-ring", "workload.input_tokens=10000", f"prefill.chunked_prefill_tokens={chunk}")
+    (note,) = [note for note in made.notes if "64 MiB (0.5.12)" in note]
+    mib = 114_688 / 2 * int(staged.replace(",", "")) / 2**20
+    assert f"the KV of {staged} tokens of a mean prompt, which are staged together, is {number(mib)} MiB " in note
 
 
 def test_rings_that_hold_no_cell_are_named(ask):

@@ -5,7 +5,7 @@ from math import ceil
 from typing import NamedTuple
 
 from pdsim.scenario.building.sizing import layout_of, resolve
-from pdsim.scenario.building.wiring import link_bandwidth, transport, wire_of
+from pdsim.scenario.building.wiring import link_bandwidth, staging_plan, transport, wire_of
 from pdsim.scenario.loading import Changes
 from pdsim.scenario.schema import Scenario
 from pdsim.scenario.yaml_file import ConfigError
@@ -291,26 +291,36 @@ def _trap(study: Study, enough: str) -> list[str]:
     slices although it is staged, says this share. If the candidate with this buffer, or the one that sends slices, has
     no result: says only how large the KV is. enough: label of the candidate with the smallest sufficient staging ring.
     """
-    megabytes = _cell_bytes(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens) / 1e6
-    text = f"the KV of a mean prompt is {number(megabytes)} MB on a prefill rank"
+    cell = _cell(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens)
+    whole = cell.num_tokens >= study.mean_prompt_tokens
+    part = "a mean prompt" if whole else f"{number(cell.num_tokens)} tokens of a mean prompt, which are staged together,"
+    text = f"the KV of {part} is {number(cell.num_bytes / 2**20)} MiB on a prefill rank"
     if not {_TRAP, _SLICES} <= set(study.labels()):
         return [f"For comparison, {text}."]
     sliced, trapped, staged = (study.mean(label, "descriptors") for label in (_SLICES, _TRAP, enough))
     share = (trapped - staged) / (sliced - staged)
     if share < EQUAL:
-        return [f"SGLang's default prefill buffer suffices: {text}, and the buffer has 64 MB (0.5.12)."]
+        return [f"SGLang's default prefill buffer suffices: {text}, and the buffer has {_BUFFER_MIB} MiB (0.5.12)."]
     how = f"{percent(share)} of the KV is sent as slices, which only SGLang's log says"
-    versions = "more than its prefill buffer of 64 MB (0.5.12)"
+    versions = f"more than its prefill buffer of {_BUFFER_MIB} MiB (0.5.12)"
     return [f"SGLang's default is too small: {text}, {versions}. {how}: {_beside(study, enough, _TRAP)} without."]
 
 
-def _cell_bytes(scenario: Scenario, num_tokens: float) -> float:
-    """Size in bytes of the KV of a prompt's part that one forward computes (at most a chunk), as one prefill rank sends
-    it to one decode rank. num_tokens: number of tokens of the prompt.
+class Cell(NamedTuple):
+    """The KV of a prompt's part that is staged together, as one prefill rank sends it to one decode rank."""
+
+    num_tokens: float
+    num_bytes: float
+
+
+def _cell(scenario: Scenario, num_prompt_tokens: float) -> Cell:
+    """The largest part of a prompt that is staged together. The scenario must have staging. num_prompt_tokens: number
+    of tokens of the prompt.
     """
-    wire = wire_of(scenario)
-    chunk = resolve(scenario).pair.prefill.rank_chunk_tokens or num_tokens
-    return wire.page_bytes / scenario.page_size * min(num_tokens, chunk)
+    plan = staging_plan(resolve(scenario))
+    assert plan is not None
+    num_tokens = min(num_prompt_tokens, plan.cell_pages * scenario.page_size)
+    return Cell(num_tokens, wire_of(scenario).page_bytes / scenario.page_size * num_tokens)
 
 
 STAGING_RING = Question(
