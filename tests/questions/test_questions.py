@@ -152,6 +152,34 @@ def test_of_a_long_prompt_the_part_that_is_staged_together_is_told(ask, chunk, s
     assert f"the KV of {staged} tokens of a mean prompt, which are staged together, is {number(mib)} MiB " in note
 
 
+CLASSES = ("workload.classes={chat: 0.3, batch: 0.7}", "priorities={chat: 1}")
+
+
+@pytest.mark.parametrize(("rate", "is_reached"), [(40, True), (60, False)])
+def test_priorities_are_recommended_if_the_first_class_meets_the_slo(ask, rate, is_reached):
+    """All requests together miss it, because of those of the other class."""
+    load = ("workload.num_requests=200", "workload.input_tokens=500", poisson(rate))
+    made = ask("priorities", *CLASSES, *load, ttft_ms=200)
+    assert made.winner.startswith("priorities, ")
+    assert (value(made, made.winner, "first") >= 90) == is_reached
+    assert made.to_json()["recommendation"] == (made.winner if is_reached else None)
+    says = f"Use '{made.winner}': " if is_reached else f"None reaches 90%; '{made.winner}' is the nearest: "
+    assert made.text.startswith(says)
+    assert any(note.startswith(f"Over all classes, '{made.winner}' misses the SLO: ") for note in made.notes)
+    assert made.as_good == []
+
+
+@pytest.mark.parametrize(("tokens", "word"), [(300, "high"), (9000, "medium")])
+def test_the_confidence_is_in_the_winners_own_servers(tokens, word):
+    """The profile was measured with TP2. Long prompts are better divided among more GPUs."""
+    load = f"workload={{use: random_lengths, num_requests: 12, input_tokens: {tokens}, output_tokens: 5}}"
+    changes = ("prefill.instances=2", load, "client={use: closed_loop, concurrency: 3}")
+    path = ROOT / "experiments" / "decode-radix-b200" / "scenario.yaml"
+    made = pdsim.ask("prefill-split", path, changes=changes, seeds=1, jobs=1)
+    assert made.winner.endswith(" x TP2") == (word == "high")
+    assert made.confidence.word == word
+
+
 def test_rings_that_hold_no_cell_are_named(ask):
     """Cells of 229 to 459 MB: a ring of 256 MiB holds some of them, and lets the others fail."""
     burst = "client.warm_up_requests=0"

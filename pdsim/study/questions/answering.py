@@ -100,7 +100,7 @@ def ask(
             measure = _measurement(found_here, at) if others else None
             held = [*_agreed(found_here, ends, others, measure), *_if_one_layout_is_slow(found_here, found, ends)]
         made = _answer(name, found, study, verdict._replace(notes=[*chance, *held, *verdict.notes]), ends)
-        made = replace(made, confidence=_confidence(study, chance, held, others, ends), measure=measure)
+        made = replace(made, confidence=_confidence(found_here, chance, held, others, ends), measure=measure)
         if out is not None:
             trials.keep_as_sweep(name, {SLO: study.slo})
             _write(folder, made)
@@ -218,15 +218,15 @@ def _if_one_layout_is_slow(found: Judged, asked: Question, ends: Mapping[str, Ju
 
 
 def _confidence(
-    study: Study, chance: Sequence[str], held: Sequence[str], others: Sequence[str], ends: Mapping[str, Judged]
+    found: Judged, chance: Sequence[str], held: Sequence[str], others: Sequence[str], ends: Mapping[str, Judged]
 ) -> Confidence:
     if chance:
         return Confidence("low", " ".join(chance))
-    foreign = study.base.scenario.foreign_setup
-    if ends and not foreign:
+    scenario = found.study.trials.scenario(found.study.arm(found.verdict.winner).changes)
+    if ends and not scenario.foreign_setup:
         where = f"The answer differs within the predicted range: {'; '.join(others)}." if others else " ".join(held)
         return Confidence("low" if others else "medium", f"{NOT_MEASURED} {where}")
-    return confidence_in_numbers(study.base.scenario)
+    return confidence_in_numbers(scenario, has_range=bool(ends))
 
 
 def _said(verdict: Verdict) -> str:
@@ -236,14 +236,15 @@ def _said(verdict: Verdict) -> str:
 def _judged(study: Study, verdict: Verdict) -> Verdict:
     """Returns the verdict, changed if the recommended candidate misses the SLO. The changed verdict recommends the best
     candidate that meets the SLO. If no candidate meets the SLO, the changed verdict recommends none, and names the
-    candidate that comes nearest to the SLO. A verdict that recommends nothing keeps its winner, and gets a note if the
-    winner misses the SLO.
+    candidate that comes nearest to the SLO. A verdict that recommends nothing, or is about some classes of requests,
+    keeps its winner, and gets a note if the winner misses the SLO.
     """
     chosen = verdict.winner
     if study.meets(chosen):
         return verdict
-    if not verdict.advice:
-        return verdict._replace(notes=[f"'{chosen}' misses the SLO: {_missed(study, chosen)}.", *verdict.notes])
+    if verdict.is_of_classes or not verdict.advice:
+        whose = "Over all classes, " if verdict.is_of_classes else ""
+        return verdict._replace(notes=[f"{whose}'{chosen}' misses the SLO: {_missed(study, chosen)}.", *verdict.notes])
     best = study.best(study.labels(study.arm(chosen).series))
     notes = [f"Without the SLO the answer is '{chosen}': {verdict.why}", *verdict.notes]
     if study.meets(best):
@@ -312,10 +313,11 @@ def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[s
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
     """Labels of other candidates that meet the SLO, and whose goodput and mean latency do not differ measurably from
-    the winner's. Empty: there are none, nothing is recommended, or candidates were run only once.
+    the winner's. Empty: there are none, nothing is recommended, the verdict is about some classes of requests, or
+    candidates were run only once.
     """
     winner = verdict.winner
-    if not verdict.advice or len([*study[winner].replications, *study[winner].repeats]) == 1:
+    if not verdict.advice or verdict.is_of_classes or len([*study[winner].replications, *study[winner].repeats]) == 1:
         return []
     others = study.steady(study.labels(study.arm(winner).series))
     return [

@@ -203,8 +203,8 @@ def _queue_limits(study: Study) -> list[Arm]:
 
 def _priorities_verdict(study: Study) -> Verdict:
     """Names one of the candidates in which enough requests of the classes with the highest priority meet the SLO: the
-    one with the largest share of requests of other classes that meet the SLO. If no candidate has enough: names the
-    candidate with the largest share of requests of these first classes.
+    one with the largest share of requests of other classes that meet the SLO. If no candidate has enough: recommends
+    none, and names the candidate with the largest share of requests of these first classes.
     """
     first, others = study.base.first_classes, study.base.other_classes
     labels = study.labels()
@@ -225,8 +225,9 @@ def _priorities_verdict(study: Study) -> Verdict:
     if best != _FCFS and rate.is_told_apart:
         text += f"; throughput is {rate.mean:.3g} times as high"
     wanted = study.slo.share
-    advice = f"'{best}'" if shares[best] >= wanted else f"None reaches {percent(wanted)}; '{best}' is the nearest"
-    return Verdict(best, "", f"{advice}: {text}.")
+    if shares[best] >= wanted:
+        return Verdict(best, f"Use '{best}'", f"{text}.", is_of_classes=True)
+    return Verdict(best, "", f"None reaches {percent(wanted)}; '{best}' is the nearest: {text}.", is_of_classes=True)
 
 
 def _share(study: Study, label: str, classes: list[str]) -> str:

@@ -49,6 +49,8 @@ class Verdict(NamedTuple):
     """Text with the numbers that support the recommendation. If `advice` is empty: the whole text of the answer."""
     notes: Sequence[str] = ()
     """Further sentences on the candidates."""
+    is_of_classes: bool = False
+    """True: the question has judged the winner by the requests of some classes, which alone must meet the SLO."""
 
 
 @dataclass(frozen=True, kw_only=True)

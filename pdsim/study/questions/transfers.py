@@ -292,8 +292,9 @@ def _trap(study: Study, enough: str) -> list[str]:
     no result: says only how large the KV is. enough: label of the candidate with the smallest sufficient staging ring.
     """
     cell = _cell(study.base.changed(study.arm(enough).changes), study.mean_prompt_tokens)
-    whole = cell.num_tokens >= study.mean_prompt_tokens
-    part = "a mean prompt" if whole else f"{number(cell.num_tokens)} tokens of a mean prompt, which are staged together,"
+    part = "a mean prompt"
+    if cell.num_tokens < study.mean_prompt_tokens:
+        part = f"{number(cell.num_tokens)} tokens of a mean prompt, which are staged together,"
     text = f"the KV of {part} is {number(cell.num_bytes / 2**20)} MiB on a prefill rank"
     if not {_TRAP, _SLICES} <= set(study.labels()):
         return [f"For comparison, {text}."]
