@@ -65,8 +65,8 @@ class Board:
         self._prices = prices
         whole = whole_part(base)
         self._own_part = replace(whole, count=min(whole.count, num_requests))
-        self._load = load_of(base, self._own_part)
-        self._trials = self._trials_of(self._load)
+        self._load = self._own_load = load_of(base, self._own_part)
+        self._trials = Trials(self._load.base, slo, 1, work)
         slo.require_classes(self._load.requests)
 
     def controls(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class Board:
                 "kv_dtype": scenario.kv_dtype,
                 "router": " / ".join(dict.fromkeys(one["use"] for one in router)),
             },
-            "load": self._slider,
+            "load": _slider(self._own_load),
             "now": {
                 "model": scenario.model,
                 "weight_dtype": None,
@@ -110,20 +110,6 @@ class Board:
                 "prices": dict(self._prices),
             },
         }
-
-    def _trials_of(self, load: Load) -> Trials:
-        return Trials(load.base, self._slo, 1, self._work)
-
-    @property
-    def _slider(self) -> dict[str, Any] | None:
-        """The slider that sets the load: its "title", its "range" (least, most), and the load that the scenario, or the
-        trace that the user chose, has itself ("now"). None: the load cannot be scaled.
-        """
-        load = self._load.base.load
-        if load is None:
-            return None
-        title, limits = _LOADS[load[0]]
-        return {"title": title, "range": limits, "now": load[1]}
 
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
         """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, but with at
@@ -149,12 +135,13 @@ class Board:
         read, or the simulation fails, for example because the model does not fit.
         """
         choice, part = Choice.of(chosen), Part.of(chosen)
-        if part != self._load.part:
-            load = load_of(self._base, part)
+        load = self._load if part == self._load.part else load_of(self._base, part)
+        choice.slo.require_classes(load.requests)
+        lacks_itl = choice.slo.needs_own_itl and not self._trials.slo.needs_own_itl
+        if load is not self._load or lacks_itl:
             self._trials.forget_beyond(0)
-            self._load, self._trials = load, self._trials_of(load)
-        base = self._load.base
-        choice.slo.require_classes(self._load.requests)
+            self._load, self._trials = load, Trials(load.base, choice.slo, 1, self._work)
+        base = load.base
         changes = _changes(base, choice)
         self._trials.forget_beyond(MOST_KEPT)
         scenario = base.changed(changes)
@@ -170,7 +157,7 @@ class Board:
         staged = ", staged" if "network.staging" in changes else ""
         return {
             "part": str(self._load),
-            "load": self._slider,
+            "load": _slider(load),
             "cluster": label_of(choice.servers, choice.counts, names_gpu=True) + staged,
             "stages": [
                 {"stage": name, "meaning": meaning, "ms": row[f"mean_{name}_ms"] or 0.0}
@@ -194,6 +181,17 @@ class Board:
         extremes = [{**changes, **jitter} for jitter in (jitters[0], jitters[-1])]
         runs = [own, *(outcome_of(rows, slo) for rows in self._trials.whole_runs(extremes))]
         return "" if len({one.meets for one in runs}) == 1 else f"The verdict depends on chance. {by_chance(runs)}"
+
+
+def _slider(load: Load) -> dict[str, Any] | None:
+    """The slider that sets the load: its "title", its "range" (least, most), and the load that the scenario, or the
+    trace that the user chose, has itself ("now"). None: the load cannot be scaled.
+    """
+    if load.base.load is None:
+        return None
+    path, now = load.base.load
+    title, limits = _LOADS[path]
+    return {"title": title, "range": limits, "now": now}
 
 
 def _changes(base: Base, choice: Choice) -> Changes:

@@ -140,6 +140,29 @@ def test_limits_prices_and_types_are_chosen(board, capsys):
     assert answer["metrics"][0]["values"][0] == pytest.approx(found["mean_ttft_ms"])
 
 
+def test_gaps_between_a_requests_tokens_may_be_limited_later(board, capsys):
+    """Runs that are there already have no such gaps."""
+    usual = board.answer(CHOSEN)
+    answer = board.answer({**CHOSEN, "slo": "itl_p99 < 50 ms for 90 %"})
+    assert [term["goal"] for term in answer["slo"]] == ["ITL_P99 < 50 ms for 90 %"]
+    assert 0 < answer["slo"][0]["values"][0] <= 100
+    assert board.answer(CHOSEN) == usual
+    (limit,) = summary_of(answer["command"], capsys)["pdsim"]["slo"]["terms"]
+    assert limit["value"] == pytest.approx(answer["slo"][0]["values"][0])
+
+
+def test_a_page_that_is_opened_again_begins_with_the_scenarios_own_load(board, tmp_path):
+    first = board.controls()
+    trace = tmp_path / "bursts.csv"
+    trace.write_text("arrival_s,in_tokens,out_tokens\n" + "".join(f"{i / 4},700,30\n" for i in range(20)))
+    answer = board.answer({**CHOSEN, "load": None, "trace": str(trace), "count": 20})
+    assert answer["load"] == {"title": "speed-up of the trace", "range": (0.1, 10), "now": 1}
+    assert board.controls() == first
+    answer = board.answer({**first["now"], "load": first["load"]["now"]})
+    assert answer["load"] == first["load"]
+    assert "speedup" not in answer["command"]
+
+
 def test_a_verdict_that_chance_changes_is_called_so(board):
     (far,) = board.answer({**CHOSEN, "slo": "e2e p50 < 9 ms"})["slo"]
     at_limit = board.answer({**CHOSEN, "slo": f"e2e p50 < {far['values'][0] + 1e-6:.6f} ms"})
