@@ -81,6 +81,16 @@ def test_runs_that_are_the_same_cannot_be_told_apart(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_runs_with_different_seeds_are_said_to_have_different_loads(capsys, folder):
+    said = "The runs have different seeds (one 1, two 7), so each has another draw of the load."
+    assert "different seeds" not in output(capsys, "compare", "one.yaml", "two.yaml", "--repeats", "1")
+    (folder / "one.yaml").write_text(f"{SCENARIO.replace('NAME', 'one')}seed: 1\n")
+    (folder / "two.yaml").write_text(f"{SCENARIO.replace('NAME', 'two')}seed: 7\n")
+    for repeats in ("0", "1"):
+        text = output(capsys, "compare", "one.yaml", "two.yaml", "--repeats", repeats)
+        assert said in " ".join(text.split())
+
+
 def test_a_long_name_is_broken_only_if_there_is_no_room(capsys, folder, monkeypatch):
     names = ("a_baseline_with_round_robin", "another_run_with_random_routing")
     for name in names:

@@ -29,7 +29,7 @@ def print_comparison(runs: Sequence[ComparedRun]) -> None:
     for other in others:
         console.print(_table(first, other))
     ends = (note for other in others for note in _at_ends(first, other))
-    for note in [*_chance(runs), *ends, *_cold_servers(runs)]:
+    for note in [*_chance(runs), *_draws(runs), *ends, *_cold_servers(runs)]:
         print_sentence(console, note)
     for run in runs:
         for failure in failures_in(run.summary):
@@ -121,6 +121,17 @@ def _chance(runs: Sequence[ComparedRun]) -> list[str]:
     repeated = "with slightly faster and slower messages" if first.is_sample else "with other draws of the load"
     meaning = f' "{_CHANCE}" marks a difference that the repetitions do not confirm.' if is_chance else ""
     return [f"Each run was repeated {repeated}.{meaning}"]
+
+
+def _draws(runs: Sequence[ComparedRun]) -> list[str]:
+    """A sentence if runs have different seeds and their loads are drawn at random, because loads then differ by chance.
+    Empty: the runs have the same seed, or a run's load is a recorded trace.
+    """
+    seeds = {run.name: run.scenario.seed for run in runs if run.scenario is not None and not run.is_sample}
+    if len(seeds) < len(runs) or len(set(seeds.values())) == 1:
+        return []
+    of_each = ", ".join(f"{name} {seed}" for name, seed in seeds.items())
+    return [f"The runs have different seeds ({of_each}), so each has another draw of the load."]
 
 
 def _cold_servers(runs: Sequence[ComparedRun]) -> list[str]:
