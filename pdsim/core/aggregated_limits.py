@@ -65,8 +65,8 @@ class AggregatedRequest(RunningRequest):
 
     @property
     def num_reserved_tokens(self) -> int:
-        """Number of tokens reserved for the request's maximum output. Outputs produced before a retraction are not
-        subtracted.
+        """Number of tokens reserved for the request's maximum output. The number does not shrink as outputs are
+        produced, even before a retraction.
         """
         return min(self.max_output_tokens, MAX_ESTIMATED_TOKENS)
 

@@ -10,7 +10,7 @@ from pdsim.dataclass import dataclass
 
 SLEEP_NS = 10_000_000
 """vLLM's scheduler asks whether LMCache has found a prompt's pages. Each time that the lookup has not ended yet, the
-scheduler sleeps for this time in ns (LMCache 0.5.6, lmcache_async_lookup_client.py:125, 143, 183)."""
+scheduler sleeps for this time in ns (LMCache 0.5.6, lmcache_async_lookup_client.py:173, 220)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -141,8 +141,8 @@ class Base:
 
     @property
     def pace(self) -> str:
-        """Text that says when requests are sent: "at their own times" (a trace's recorded times, or times that cannot be
-        set), "all at once" (the requests have no times), "4 a second" (a rate), or "32 at a time" (the number of
+        """Text that says when requests are sent: "at their own times" (a trace's recorded times, or times that cannot
+        be set), "all at once" (the requests have no times), "4 a second" (a rate), or "32 at a time" (the number of
         clients in a closed loop).
         """
         if self.load is None or self.keeps_times:

@@ -150,12 +150,13 @@ def packed_prefill(
     longest: int,
     window: int = 0,
 ) -> torch.Tensor:
-    """Returns the attention of each sequence's last tokens to all its tokens, [new tokens, query_heads, head_dim].
+    """Returns causal attention, [new tokens, query_heads, head_dim]: each of a sequence's last tokens, which are new,
+    sees itself and all earlier tokens of the sequence.
 
     Args: query: [new tokens, query_heads, head_dim]; bf16 or fp16. In each tensor, only the dimension of tokens may
     have gaps between its entries. key, value: [all tokens, kv_heads, head_dim]. new_bounds, all_bounds: int32
     [sequences + 1], where the tokens of each sequence begin and end. longest: number of new tokens of the longest
-    sequence. window: last tokens that each token sees, itself included; 0: all.
+    sequence. window: number of latest tokens that each token sees, itself included; 0: no limit.
 
     Raises:
         ValueError: a shape does not fit.

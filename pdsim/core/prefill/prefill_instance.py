@@ -393,8 +393,9 @@ class PrefillInstance:
         return self._give_up(request.request_id) if request.is_optimistic else []
 
     def _forget(self, request_id: int) -> PrefillRequest | None:
-        """Returns a request that no forward computes, and removes it from all queues. A request in `sending` stays
-        there until its transfer ends. None: there is no such request.
+        """Returns a request that waits, is set aside or is being sent, and removes it from the queue that has it, but
+        not from `sending`, where it stays until its transfer ends. None: no request with this id waits, is set aside or
+        is being sent.
         """
         if request := self._builder.withdraw(request_id):
             return request

@@ -48,8 +48,7 @@ class RankPairLayout:
     """True: prefill and decode divide KV heads differently, so each token of each array needs its own descriptor,
     unless KV is staged or pushed. With vLLM always False: one rank's heads are one piece of a block."""
     coalesces: bool = True
-    """True: the engine joins pages that are contiguous on both sides into one descriptor (Mooncake does, NIXL does
-    not)."""
+    """True: the engine joins pages that are contiguous on both sides into one descriptor (Transport.coalesces)."""
     num_shares: int = 1
     """Number n of decode ranks that divide the tokens of a page: a decode page has n times the tokens of a prefill
     page. page_bytes is one decode rank's share of a prefill page."""

@@ -90,7 +90,9 @@ class _Sequence:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens with KV after the prompt is computed. The last output token gets its KV in the next step."""
+        """Number of tokens with KV, once the prompt is computed: all but the last output token, which gets its KV in
+        the next step.
+        """
         return len(self.tokens) - 1
 
     @property
