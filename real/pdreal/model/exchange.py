@@ -22,8 +22,9 @@ from pdreal.model.weights import ExpertWeights
 
 MOST_FIXED_TOKENS = 2048
 """Maximum number of tokens of a forward, over all ranks, in which ranks exchange messages of a fixed size. Each message
-has room for all tokens of one rank. This maximum is the size of the largest CUDA graph of a prefill forward. In longer forwards ranks
-first tell each other how many tokens they will send, and send a token only to ranks that hold an expert of the token.
+has room for all tokens of one rank. This maximum is the size of the largest CUDA graph of a prefill forward. In longer
+forwards ranks first tell each other how many tokens they will send, and send a token only to ranks that hold an expert
+of the token.
 """
 
 
