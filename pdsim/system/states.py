@@ -72,8 +72,8 @@ class StateRule:
     max_running: int | None = None
     """Maximum number of running requests, if it is known before memory is divided. None: it is not."""
     is_fixed: bool = False
-    """True: there are max_running slots, and all memory beyond the bytes of `memory` is for KV. Used without a prefix
-    cache. False, or max_running is None: states and KV share memory by STATE_SHARE.
+    """True: there are max_running slots, and all memory beyond that of states (StateMemory) is for KV. Used without a
+    prefix cache. False, or max_running is None: states and KV share memory by STATE_SHARE.
     """
 
     def memory(self, room: float, state_bytes: int) -> StateMemory:

@@ -78,7 +78,8 @@ class PunctualTimeline:
     """A timeline that calls back at the right time. late_ns: for each callback that sends requests, the time in ns from
     the moment at which it was due until it had the first request ready to send.
 
-    The event loop's timer is set _EARLY_NS early. The callback then waits in the event loop until it is due.
+    The event loop's timer is set _EARLY_NS early. From then on, the event loop looks in each turn whether the callback
+    is due; other work of the loop goes on.
     """
 
     def __init__(self, timeline: Timeline) -> None:

@@ -61,6 +61,11 @@ def test_plan_needs_no_file(capsys):
     assert "llama-3.1-8b" in json.dumps(found)
 
 
+def test_plan_answers_for_other_loads_without_further_flags(capsys):
+    words = ("--max-gpus", "2", "--seeds", "1", "--engine", "here", "--speedup", "0.5")
+    assert "At 0.5 times this load: " in said(capsys, "plan", *FLAGS, *words)
+
+
 def test_ask_needs_no_file(capsys):
     found = json.loads(said(capsys, "ask", "explain-ttft", *FLAGS, "--seeds", "1", "--jobs", "1", "--json"))
     assert "llama-3.1-8b" in found["load"]

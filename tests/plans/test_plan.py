@@ -406,7 +406,7 @@ def test_a_plan_is_judged_on_a_trace_that_it_was_not_made_from(scenario, tmp_pat
     again = plan(scenario, trace=tmp_path / "second.csv", slo=str(made.slo), max_gpus=4, engine="here")
     same = [row.outcome for row in again.rows if row.candidate == made.chosen.candidate]
     assert all(outcome.judgement == made.checked.judgement for outcome in same)
-    assert "On the other trace (--check): within TTFT and TPOT" in " ".join(Screen(made).details)
+    assert "On the other trace (--check): within TTFT and TPOT" in " ".join(Screen(made).asked)
 
 
 @pytest.mark.usefixtures("no_limits")
@@ -430,7 +430,7 @@ def test_a_load_may_be_more_or_less(scenario, capsys):
         same = plan(scenario, slo=SLO, max_gpus=4, seeds=1, engine="here", changes=changes)
         assert same.chosen is not None
         assert row.candidate.price_per_h == same.chosen.candidate.price_per_h
-        assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(Screen(made).details)
+        assert f"At {factor:g} times this load: {row.candidate.label}, " in " ".join(Screen(made).asked)
     assert made.loads[0.5].candidate.price_per_h < made.loads[2].candidate.price_per_h
 
 

@@ -210,9 +210,9 @@ def _computed(columns: Columns, tile_tokens: int) -> Floats:
 
 
 def _pairs(columns: Columns, wave_tokens: int = 1) -> Floats:
-    """Number of pairs of a new token and a token that it attends to, for each row. New tokens are rounded up to a
-    multiple of wave_tokens in pairs with the context. All prompts of a forward are taken to be equally long, because
-    rows lack single lengths.
+    """Number of pairs of a new token and a token that it attends to, for each row. In pairs with the context, the row's
+    new tokens, over all prompts, are rounded up to a multiple of wave_tokens. Prompts are taken to be equally long,
+    because rows lack single lengths.
     """
     new, context = columns["new_tokens"], columns["context_tokens"]
     return np.asarray((new * (context + new / 2) + -new % wave_tokens * context) / columns["prompts"])

@@ -22,7 +22,7 @@ def print_plan(plan: Plan, *, details: bool, out: Path | None) -> None:
         console.print(screen_table(*screen.limits))
         print_confidence(console, screen.confidence, plan.measure)
     console.print(screen_table(*screen.clusters))
-    for line in screen.failing:
+    for line in (*screen.failing, *screen.asked):
         print_sentence(console, line)
     if details:
         console.print()

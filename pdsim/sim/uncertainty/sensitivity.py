@@ -67,7 +67,9 @@ class Sensitivity:
 
 
 class Limit(NamedTuple):
-    """The resource that limits one metric, if any."""
+    """The resource that limits one metric, or the finding that no resource does: then `resource` is empty, and `most`
+    and `unstable` say what is known instead.
+    """
 
     metric: str
     """Title of the metric in MEASURES, such as "TTFT p99". For other metrics: the name that `measure` gives."""

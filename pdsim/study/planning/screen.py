@@ -204,6 +204,18 @@ class Screen:
         return found
 
     @property
+    def asked(self) -> list[str]:
+        """Sentences that answer --check and --speedup. Empty: neither option was given."""
+        plan = self._plan
+        found = [] if plan.checked is None else [f"On the other trace (--check): {_found(plan.checked)}."]
+        for factor, row in plan.loads.items():
+            cheapest = f"no cluster of up to {plan.max_gpus} GPUs meets the SLO"
+            if row is not None:
+                cheapest = f"{row.candidate.label}, {self._priced(row.candidate)}"
+            found.append(f"At {factor:g} times this load: {cheapest}.")
+        return found
+
+    @property
     def details(self) -> list[str]:
         """Sentences that the terminal shows only with --details."""
         plan = self._plan
@@ -215,13 +227,6 @@ class Screen:
         found += [
             f"{row.candidate.label}: {row.outcome.lack}; {row.limit}." for row in plan.nearest if row.limit is not None
         ]
-        if plan.checked is not None:
-            found.append(f"On the other trace (--check): {_found(plan.checked)}.")
-        for factor, row in plan.loads.items():
-            cheapest = f"no cluster of up to {plan.max_gpus} GPUs meets the SLO"
-            if row is not None:
-                cheapest = f"{row.candidate.label}, {self._priced(row.candidate)}"
-            found.append(f"At {factor:g} times this load: {cheapest}.")
         found += [f"With one {role} server less: {_found(outcome)}." for role, outcome in plan.lost.items()]
         found += [f"At the {END[end]} end of the range: {_found(outcome)}." for end, outcome in plan.ends.items()]
         return found if plan.measure is None else [*found, str(plan.measure)]
@@ -236,7 +241,7 @@ class Screen:
         if self._plan.chosen is not None:
             parts.append(f"Confidence: {confidence.word}. {confidence.reason}")
         parts += [markdown_table(clusters.columns, clusters.rows), *self.failing]
-        parts.append("\n".join(f"- {markdown_text(one)}" for one in self.details))
+        parts.append("\n".join(f"- {markdown_text(one)}" for one in (*self.asked, *self.details)))
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def to_json(self) -> dict[str, Any]:
@@ -257,7 +262,7 @@ class Screen:
             "confidence": {"word": self.confidence.word, "reason": self.confidence.reason},
             "measure": None if plan.measure is None else plan.measure._asdict(),
             "if_a_server_fails": self.failing,
-            "details": self.details,
+            "details": [*self.asked, *self.details],
             "limits_table": self.limits,
             "price": "" if plan.chosen is None else money(plan.chosen.candidate.price_per_h, plan.currency),
             "busiest": plan.busiest,

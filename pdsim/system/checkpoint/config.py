@@ -96,7 +96,7 @@ class Config:
         return self._fields.get(name)
 
     def names(self, pattern: str) -> list[str]:
-        """Names of the file's fields that match a regular expression."""
+        """Names of the file's fields of which some part matches a regular expression."""
         return [name for name in self._fields if re.search(pattern, str(name))]
 
     def count(self, *names: str, default: int | None = None) -> int:

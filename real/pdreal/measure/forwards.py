@@ -208,7 +208,8 @@ class DecodeCase(NamedTuple):
     batch_size: int
     """Number of sequences in the step."""
     num_context_tokens: int
-    """Number of tokens that have KV before the step, for each sequence (num_longest_tokens: except the last)."""
+    """Number of tokens that have KV before the step, for each sequence. If num_longest_tokens is given, the last
+    sequence has that number instead."""
     num_longest_tokens: int | None = None
     """Number of context tokens of the last sequence, if it is longer than all other sequences. None: all sequences are
     equally long."""
