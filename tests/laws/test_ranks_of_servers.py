@@ -91,6 +91,22 @@ def test_a_server_is_offered_until_its_last_rank_is_down():
     assert router.forget() == [Send(rank, FlushCache()) for ranks in RANKS.values() for rank in ranks]
 
 
+def test_a_server_whose_ranks_have_all_restarted_has_no_cached_prompts():
+    router, prompt = servers("round_robin"), Spans.of(1, 640)
+    assert router.num_cached_tokens(prompt, "decode-1") == 0
+    router.pick(prompt, 0, avoid="decode-0.dp0")
+    assert router.num_cached_tokens(prompt, "decode-1") == 640
+    router.note(PeerDown("decode-1.dp0", has_restarted=True))
+    assert router.num_cached_tokens(prompt, "decode-1") == 640
+    router.note(PeerDown("decode-1.dp1", has_restarted=True))
+    assert router.num_cached_tokens(prompt, "decode-1") == 0
+    assert not router.all_down
+    router.pick(prompt, 0, avoid="decode-0.dp0")
+    router.note(PeerDown("decode-1.dp0"))
+    router.note(PeerUp("decode-1.dp0"))
+    assert router.num_cached_tokens(prompt, "decode-1") == 640
+
+
 def ranks_of(role: str, method: str, num_requests: int = 64) -> Counter:
     """Requests of each rank in a run of one server with four ranks in each role."""
     changes = {f"{role}__load_balance_method": method} if method else {}

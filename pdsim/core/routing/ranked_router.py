@@ -29,6 +29,8 @@ class RankedRouter(RoleRouter):
         super().__init__(list(ranks), policy, role, memory)
         self._ranks = {server: RoleRouter(ids, rank_policies[server]) for server, ids in ranks.items()}
         self._server_of = {instance_id: server for server, ids in ranks.items() for instance_id in ids}
+        self._emptied: dict[str, set[str]] = {server: set() for server in ranks}
+        """Ranks of each server that have failed since the server's prompts were last forgotten."""
 
     @property
     def instance_ids(self) -> list[str]:
@@ -74,7 +76,7 @@ class RankedRouter(RoleRouter):
 
     def note(self, message: m.Serve | m.Drain | m.PeerUp | m.PeerDown) -> None:
         """Handles a message that a rank accepts requests, or that it accepts none from now on. A server accepts
-        requests as long as one of its ranks does.
+        requests as long as one of its ranks does. A server's cache counts as empty when each of its ranks has failed.
         """
         server = self._server_of.get(message.instance_id)
         if server is None:
@@ -82,8 +84,15 @@ class RankedRouter(RoleRouter):
         ranks = self._ranks[server]
         was_down = ranks.all_down
         ranks.note(message)
+        emptied = self._emptied[server]
+        if isinstance(message, m.PeerDown):
+            emptied.add(message.instance_id)
+        if is_empty := len(emptied) == len(ranks.loads):
+            emptied.clear()
         if ranks.all_down != was_down:
             super().note(replace(message, instance_id=server))
+        elif is_empty:
+            super().note(m.PeerDown(server, has_restarted=True))
 
     def read(self, metrics: Sequence[m.InstanceMetrics]) -> None:
         """Reads metrics of ranks. A server's queue is the sum of its ranks' queues; its page use is their mean."""
