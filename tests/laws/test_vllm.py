@@ -274,6 +274,14 @@ def test_a_full_decode_pool_fills_the_pool_of_prefill_which_then_computes_nothin
     assert starts[3] > ends[0] > starts[2]  # one is decoded, two are held, and the next waits
 
 
+def test_the_policy_sees_all_waiting_prompts():
+    """vLLM's waiting queue has no limit: the short prompt goes before all nine that came earlier, but the first two."""
+    load = [request(i, 40 if i < 9 else 8, 2, arrival_ns=i) for i in range(10)]
+    changes = {"prefill__max_running_requests": 2, "prefill__policy": "shortest_prompt_first"}
+    starts = [r.prefill_start_ns for r in run(small(*load, **VLLM, **changes)).records.requests]
+    assert sorted(range(10), key=lambda i: starts[i])[:3] == [0, 1, 9]
+
+
 def test_who_is_computed_again_has_a_place_of_the_batch():
     """The second is preempted; when the first has ended, one of the small ones may run beside its chunks."""
     load = [request(i, prompt, output) for i, (prompt, output) in enumerate([(8, 30), (40, 40), (4, 30), (4, 30)])]

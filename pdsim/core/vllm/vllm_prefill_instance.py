@@ -11,7 +11,7 @@ expired     decode did not begin to read in time                 next_step -> Ab
 from pdsim.core import messages as m
 from pdsim.core.deadlines import Deadlines
 from pdsim.core.memory.kv_cache import KvCache
-from pdsim.core.prefill.forward_builder import Forward
+from pdsim.core.prefill.forward_builder import UNLIMITED, Forward
 from pdsim.core.prefill.prefill_instance import PrefillInstance
 from pdsim.core.prefill.prefill_limits import PrefillLimits
 from pdsim.core.transfer.kv_returns import KvTaker, Returning
@@ -52,6 +52,7 @@ class VllmPrefillInstance(PrefillInstance):
         self._unread = Deadlines(instance_id, hold_timeout_ns, "hold_timeout")
         self._leases = KvLeases(instance_id, lease)
         self._max_prompts_begun = limits.max_running_requests  # also with several pipeline stages
+        self._max_first_tokens = UNLIMITED  # a computed prompt holds no buffer for its first token
 
     @property
     def num_slots_sending(self) -> int:
