@@ -385,7 +385,8 @@ class PairView(Protocol):
         """
 
     @property
-    def prefill(self) -> Sequence[InstanceLoad]: ...
+    def prefill(self) -> Sequence[InstanceLoad]:
+        """Loads of the prefill instances that accept requests."""
 
 
 class RoleSeen(Protocol):

@@ -5,6 +5,7 @@ import pytest
 from pdsim.core.invariants import check_all_idle
 from pdsim.core.messages import (
     Arrival,
+    CachedTokens,
     Cancel,
     Failed,
     Finished,
@@ -18,9 +19,10 @@ from pdsim.core.messages import (
     WakeAt,
     Woken,
 )
-from pdsim.core.routing.role_router import RoleRouter
+from pdsim.core.routing.role_router import MemorySize, RoleRouter
 from pdsim.core.routing.router import RetryLimits, Router, attempt_id, num_retries, request_of
 from pdsim.core.sequence import Spans
+from pdsim.policy.dynamo import DynamoKv
 from pdsim.policy.routing import CacheAware, RoundRobin
 
 MS = 1_000_000
@@ -42,6 +44,20 @@ def arrive(r, i=0, now=0):
 def routed(commands) -> list[tuple[int, str, str]]:
     new = [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, NewRequest)]
     return sorted({(m.request_id, m.prefill_id, m.decode_id) for m in new})
+
+
+def test_a_retry_counts_no_tokens_that_a_restarted_instance_had_before():
+    ids = ["p-0", "p-1", "p-2"]
+    policy = DynamoKv(kv_events=True)
+    prefill = RoleRouter(ids, policy, "prefill", MemorySize(4))
+    r = Router(prefill=prefill, decode=RoleRouter(["d-0"], RoundRobin()), limits=RetryLimits(backoff_jitter=0))
+    prompt = Spans.of(0, 100)
+    cached = (CachedTokens("p-0", 96, 0), CachedTokens("p-1", 80, 0), CachedTokens("p-2", 40, 0))
+    assert routed(r.on_message(Arrival(0, prompt, 10, cached=cached), 0)) == [(0, "p-0", "d-0")]
+    r.on_message(PeerDown("p-1", has_restarted=True), 0)
+    *_, alarm = r.on_message(Failed(0, "no transfer in time", retryable=True), 0)
+    assert routed(r.on_message(Woken(), alarm.time_ns)) == [(attempt_id(0, 1), "p-2", "d-0")]
+    assert [prefill.tier_tokens(name) for name in ids] == [(96, 0), (0, 0), (40, 0)]
 
 
 class First:

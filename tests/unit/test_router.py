@@ -7,7 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdsim.core.invariants import check_all_idle
-from pdsim.core.messages import Arrival, Cancel, Drain, Failed, Finished, KvSent, PrefillDone, Send, Serve, WakeAt
+from pdsim.core.messages import (
+    Arrival,
+    Cancel,
+    Drain,
+    Failed,
+    Finished,
+    KvSent,
+    PeerDown,
+    PeerUp,
+    PrefillDone,
+    Send,
+    Serve,
+    WakeAt,
+)
 from pdsim.core.routing.role_router import RoleRouter
 from pdsim.core.routing.router import RetryLimits, Router
 from pdsim.core.sequence import Spans
@@ -66,6 +79,22 @@ def test_a_disaggregation_policy_sees_the_load_without_the_request_itself(length
     for i, num_tokens in enumerate(lengths):
         router.on_message(Arrival(i, Spans.of(i, num_tokens), 5), 7)
     assert asked.shown == [(i, sum(lengths[:i])) for i in range(len(lengths))]
+
+
+def test_a_disaggregation_policy_sees_prefill_instances_that_accept_requests():
+    shown = []
+
+    class Seen:
+        def is_remote(self, prompt, view) -> bool:
+            shown.append([load.instance_id for load in view.prefill])
+            return True
+
+    prefill, decode = (RoleRouter([f"{role}-0", f"{role}-1"], LeastLoaded()) for role in ("prefill", "decode"))
+    router = Router(prefill=prefill, decode=decode, disaggregation=Seen())
+    for i, message in enumerate([PeerDown("prefill-0"), PeerUp("prefill-0"), Drain("prefill-1")]):
+        router.on_message(message, 7)
+        router.on_message(Arrival(i, Spans.of(i, 10), 5), 7)
+    assert shown == [["prefill-1"], ["prefill-0", "prefill-1"], ["prefill-0"]]
 
 
 def test_a_message_it_does_not_know_is_a_bug(router):

@@ -64,8 +64,8 @@ NO_RETRIES = RetryLimits(max_retries=0)
 
 @dataclass(slots=True)
 class _Pair:
-    """A decode instance that was chosen for a prompt, and the loads of the prefill instances, as a disaggregation
-    policy sees them.
+    """A decode instance that was chosen for a prompt, and the loads of the prefill instances that accept requests, as
+    a disaggregation policy sees them.
     """
 
     num_decode_cached_tokens: int
@@ -79,7 +79,7 @@ class _Request:
     """A request that has not ended for its client, or on which its prefill instance still works."""
 
     arrival: m.Arrival
-    """The client's message."""
+    """The client's message. Its `cached` lacks instances whose caches were emptied since."""
     num_tokens: int
     """Length of the prompt in tokens."""
     num_retries: int = 0
@@ -275,6 +275,15 @@ class Router:
         for instances in self.roles.values():
             instances.note(message)
         self._role_down = next((role for role, instances in self.roles.items() if instances.all_down), "")
+        if self.asked_caches and isinstance(message, m.Serve | m.PeerDown):
+            self._forget_cached(message.instance_id)
+
+    def _forget_cached(self, instance_id: str) -> None:
+        """Forgets which tokens of unfinished requests an instance had, because its caches are empty now."""
+        for request in self.live.values():
+            cached = tuple(one for one in request.arrival.cached if one.instance_id != instance_id)
+            if len(cached) < len(request.arrival.cached):
+                request.arrival = replace(request.arrival, cached=cached)
 
     def _route(self, request: _Request, now_ns: int) -> list[m.Command]:
         arrival = request.arrival
@@ -317,7 +326,7 @@ class Router:
         assert self._decode.num_picked_cached_tokens is not None
         chosen = self._decode.load_of(decode_id)
         decode = RoutedLoad(decode_id, chosen.num_requests - 1, chosen.num_tokens - num_tokens)
-        return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.loads)
+        return _Pair(self._decode.num_picked_cached_tokens, decode, self._prefill.offered)
 
     def _try_later(self, request: _Request, reason: str, now_ns: int) -> list[m.Command]:
         """Schedules another attempt after a backoff, and returns an alarm. If no retry is left, or the first token was
