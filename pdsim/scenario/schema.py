@@ -333,8 +333,8 @@ class Scenario(Section):
 
     @property
     def setup(self) -> Setup:
-        """The model, the hardware, and the parallel sizes of the instances. If the cost was measured on one role alone,
-        device, tp, dp, ep and moe_a2a_backend of this role stand for both roles.
+        """The model, the hardware, and the parallel sizes of the instances. If the cost was measured on one role only,
+        those of this role: sizes of both roles are its own, and sizes that only the other role has are left out.
         """
         prefill: ServerSettings
         decode: ServerSettings
@@ -351,10 +351,10 @@ class Scenario(Section):
             dp=(prefill.dp, decode.dp),
             ep=(prefill.resolved_ep, decode.resolved_ep),
             moe_a2a_backend=(self.a2a_backend(prefill), self.a2a_backend(decode)),
-            pp=self.servers[0].split.pp,
-            cp=self.servers[0].split.cp,
-            dcp=self.servers[1].dcp,
-            draft_tokens=self.servers[1].num_verified_tokens,
+            pp=1 if role == "decode" else self.servers[0].split.pp,
+            cp=1 if role == "decode" else self.servers[0].split.cp,
+            dcp=1 if role == "prefill" else self.servers[1].dcp,
+            draft_tokens=None if role == "prefill" else self.servers[1].num_verified_tokens,
         )
 
     def a2a_backend(self, servers: ServerSettings) -> A2aBackend:

@@ -24,8 +24,12 @@ def profile(path):
 
 @pytest.mark.parametrize(
     ("path", "setup"),
-    [(H200, {}), ("decode-radix-b200/profile.yaml", {"model": "qwen3-32b", "prefill": "b200", "decode": "b200"})],
-    ids=("a model of each role", "one model of both"),
+    [
+        (H200, {}),
+        ("decode-radix-b200/profile.yaml", {"model": "qwen3-32b", "prefill": "b200", "decode": "b200"}),
+        ("drafts-two-h200/profile.yaml", {}),
+    ],
+    ids=("a model of each role", "one model of both", "drafts"),
 )
 def test_a_profile_joined_with_itself_is_itself(path, setup):
     of_roles = {"prefill": profile(path), "decode": profile(path)}
@@ -77,6 +81,23 @@ def test_a_mixed_cluster_is_measured_where_both_of_its_machines_were():
     assert scenario(cost, decode="h200").foreign_setup == ["h200"]
     assert scenario(cost, prefill="h100", decode="h200").foreign_setup == ["h100 and h200"]
     assert scenario(cost, decode="h100").uncertain == ()
+
+
+@pytest.mark.parametrize(
+    ("measured", "foreign"), [("prefill", ["PP2 prefill"]), ("decode", ["TP8", "DCP2 decode"])]
+)
+def test_the_other_roles_sizes_are_not_foreign_to_a_profile_of_one_role(measured, foreign):
+    cluster = parse_scenario(
+        {
+            "model": "qwen3-8b",
+            "prefill": {"gpu": "h200", "pp": 2},
+            "decode": {"gpu": "h200", "tp": 8, "dcp": 2},
+            "workload": {"use": "random_lengths", "num_requests": 8, "input_tokens": 500, "output_tokens": 20},
+            "cost": {measured: profile(H200)},
+        },
+        base=PROFILES,
+    )
+    assert cluster.foreign_setup == foreign
 
 
 def test_the_range_of_a_mixed_cluster_is_that_of_what_was_not_measured():

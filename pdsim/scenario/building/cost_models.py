@@ -54,7 +54,7 @@ def draft_times(scenario: Scenario, role: Role) -> DraftTimes | None:
     layout, decoding, measured = layout_of(scenario, role), scenario.servers[1], scenario.cost.measured
     if layout.draft is None or decoding.speculative_drafting is not None:
         return None
-    if measured is not None and measured.draft_tokens is not None:
+    if measured is not None and measured.draft_tokens is not None and measured.role in (None, role):
         return None
     costs = scenario.cost.prefill if role == "prefill" else scenario.cost.decode
     settings = costs if isinstance(costs, Kernels | Roofline) else Kernels()

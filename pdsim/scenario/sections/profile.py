@@ -29,6 +29,8 @@ _BESIDE = ("host", "cold_start", "cold_kernels")
 _BESIDE_TEXT = f"{', '.join(_BESIDE[:-1])} and {_BESIDE[-1]}"
 _NO_MODEL = (*_BESIDE, "measured")
 """Sections of a profile's cost that are not settings of its cost model."""
+_SETUP_OF = {"prefill": ("pp", "cp"), "decode": ("dcp", "draft_tokens")}
+"""By role, the fields of MeasuredSettings that describe servers of this role only."""
 _OF_ROLE = {
     "prefill": ("prefill_interval",),
     "decode": (
@@ -194,11 +196,13 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
         texts = [str(one[name]) for one in known.values() if one.get(name) is not None]
         if texts and (name == "scaled_from" or len(texts) == len(known)):
             found[name] = " and ".join(dict.fromkeys(texts))
-    for name in ("tp", "dp"):
-        sizes = [one.get(name, (1, 1))[list(_OF_ROLE).index(role)] for role, one in known.items()]
-        found[name] = (sizes[0], sizes[-1])
+    for name, unknown in (("tp", (1, 1)), ("dp", (1, 1)), ("ep", None), ("moe_a2a_backend", None)):
+        pairs = {role: one.get(name, unknown) for role, one in known.items()}
+        if None not in pairs.values():
+            of_roles = [pair[list(_OF_ROLE).index(role)] for role, pair in pairs.items()]
+            found[name] = (of_roles[0], of_roles[-1])
     for role, one in known.items():
-        found |= {name: bounds for name, bounds in one.items() if name.startswith(f"{role}_")}
+        found |= {name: value for name, value in one.items() if name in _SETUP_OF[role] or name.startswith(f"{role}_")}
     return found
 
 
