@@ -72,6 +72,11 @@ def test_a_run_names_each_field_once_with_its_farthest_value():
     )
 
 
+def test_a_run_names_sizes_on_both_sides_of_the_range():
+    (outside,) = run(**ON, prefill_new_tokens=[60, 62]).warnings()
+    assert "this run: new tokens of a forward 52 and 64 (measured 60 to 62): outside" in outside
+
+
 def test_a_run_within_says_nothing_and_none_takes_another_time_for_its_range():
     free, within, beyond = (
         run(**ON),

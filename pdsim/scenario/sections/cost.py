@@ -143,15 +143,18 @@ class MeasuredSettings(Setup):
         return f"profile{of_role} measured on {super().__str__()}"
 
     def exceeded(self, steps: Iterable[StepRecord]) -> list[str]:
-        """Returns a text for each size field that the steps exceed, with the largest size if it is above the measured
-        sizes, otherwise with the smallest. Fields that are None are left out.
+        """Returns a text for each size field that the steps exceed, with the smallest size if it is below the measured
+        sizes, and the largest if it is above them. Fields that are None are left out.
         """
         found = []
         for name, (least, most) in reached(steps).items():
             bounds = getattr(self, name)
-            if bounds is not None and (most > bounds[1] or least < bounds[0]):
-                value = most if most > bounds[1] else least
-                found.append(f"{_TITLES[name]} {value:,.0f} (measured {bounds[0]:,.0f} to {bounds[1]:,.0f})")
+            if bounds is None:
+                continue
+            outside = [least] * (least < bounds[0]) + [most] * (most > bounds[1])
+            if outside:
+                values = " and ".join(f"{value:,.0f}" for value in outside)
+                found.append(f"{_TITLES[name]} {values} (measured {bounds[0]:,.0f} to {bounds[1]:,.0f})")
         return found
 
 
