@@ -162,8 +162,8 @@ class ServerSettings(Section):
     host_cache: SizeOrAuto | None = None
     """Host memory per GPU that keeps KV (--enable-hierarchical-cache --hicache-size; vLLM: --kv-offloading-size).
 
-    Needs radix_cache; with engine vllm not for decode. auto: twice the pool (--hicache-ratio 2). None: evicted KV is
-    lost.
+    With engine sglang it needs radix_cache. With engine vllm decode has none, and a model with states needs
+    radix_cache. auto: twice the pool (--hicache-ratio 2). None: evicted KV is lost.
     """
     host_cache_write: WritePolicy = "write_through"
     """When KV is copied to the host cache: write_through, write_through_selective or write_back
