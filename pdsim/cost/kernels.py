@@ -340,7 +340,8 @@ def _used(layout: Layout) -> dict[str, str]:
     if layout.model.experts is None:
         del operators["experts"]
     has_ranks = layout.dp > 1 and layout.model.experts is not None
-    if layout.tp == 1 and not (has_ranks and not layout.sends_to_experts):
+    has_groups = layout.cp > 1 and layout.model.experts is not None  # whose experts' outputs are added up
+    if layout.tp == 1 and not has_groups and not (has_ranks and not layout.sends_to_experts):
         del operators["all_reduce"]
     if not layout.sends_to_experts:
         del operators["expert_exchange"]

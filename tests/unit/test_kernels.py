@@ -97,6 +97,15 @@ def test_a_gpu_that_was_not_measured_has_the_median_of_the_others():
     assert origins(layout("llama-3.1-8b", "h100", 1))["gemm"].startswith("bf16, measured on h100, median error")
 
 
+def test_groups_of_one_gpu_add_up_the_outputs_of_experts():
+    """A short prompt is computed by all groups (LayerSums)."""
+    of_experts, dense = (replace(layout(name, "h200", 1), cp=4) for name in ("qwen3-30b-a3b", "qwen3-8b"))
+    sums = [Kernels().model(one).prefill_terms(forward(3)).get("all-reduce", 0) for one in (of_experts, dense)]
+    assert sums[0] > sums[1] == 0
+    assert origins(of_experts)["all_reduce"].startswith("4 GPUs")
+    assert "all_reduce" not in origins(dense)
+
+
 @pytest.mark.parametrize("operator", ["gemm", "decode_attention", "experts"])
 def test_a_time_that_was_not_measured_is_the_median_of_the_others_with_their_range(operator):
     """Rates of H20 are stated, and its fixed times are not. They count neither for H20 nor for other GPUs."""
