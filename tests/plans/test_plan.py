@@ -119,6 +119,12 @@ def test_the_cluster_that_a_scenario_has_is_told_beside(scenario):
     assert Screen(made).saving.startswith(f"{saved:.0f} % less than your 1P3D of TP1 (4 x H100), which ")
 
 
+def test_a_cluster_that_meets_the_slo_for_less_is_not_said_to_cost_more(made):
+    """The search may leave out the user's own cluster."""
+    cheaper = made.chosen._replace(candidate=replace(made.chosen.candidate, label="mine", price_per_h=0.5))
+    assert Screen(replace(made, own=cheaper)).why_not(cheaper) == "yours: costs less; the search did not try it"
+
+
 @pytest.mark.usefixtures("no_limits")
 def test_an_aggregated_cluster_is_compared_with_prefill_and_decode_instances(scenario, tmp_path):
     servers = {"gpu": "h100", "instances": 2, "policy": "lpm", "max_running_requests": 24, "radix_cache": False}

@@ -167,6 +167,8 @@ class Screen:
             return yours
         if row.candidate.price_per_h == plan.chosen.candidate.price_per_h:
             return f"{yours}same price, {self._headroom(row, plan.chosen)}"
+        if row.candidate.price_per_h < plan.chosen.candidate.price_per_h:
+            return f"{yours}costs less; the search did not try it"
         if plan.safe is not None and row.candidate == plan.safe.candidate:
             return f"{yours}costs more; meets the SLO on slow servers"
         return f"{yours}costs more, more headroom" if row in plan.faster else f"{yours}costs more"
