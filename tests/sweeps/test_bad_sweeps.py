@@ -1,8 +1,13 @@
 """Wrong sweep files: one clear message before anything runs, exit code 2."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+from pdsim import ConfigError
 from pdsim.cli import main
+from pdsim.study.points.engine import open_engine
 from tests.sweep_files import shards, write_sweep
 
 HEAD = "scenario: base.yaml\n"
@@ -103,6 +108,13 @@ def test_damaged_points_are_computed_again(tmp_path, capsys):
     main_of("sweep", *words)
     assert "3 runs computed, 5 kept from before, 3 damaged and computed again" in capsys.readouterr().out
     assert shards(out) == before
+
+
+def test_a_ray_cluster_of_the_environment_that_nobody_serves_is_told_at_once(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **_: pytest.fail("Ray waits for minutes")))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"--engine ray: RAY_ADDRESS 127\.0\.0\.1:1: cannot be reached: .*ray start"):
+        open_engine("ray", None)
 
 
 @pytest.mark.parametrize("name", ["plan.jsonl", "sweep.json"])

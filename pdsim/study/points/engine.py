@@ -152,8 +152,11 @@ class RayCluster:
         except ImportError:
             raise ConfigError("engine ray needs Ray, which is not installed: pip install 'pdsim[ray]'") from None
         self._ray: Any = ray
+        named = os.environ.get("RAY_ADDRESS", "")
         if address is not None:
-            _check_listens(address)
+            _check_listens(address, f"--engine ray:{address}")
+        elif named.rpartition(":")[2].isdigit():  # neither auto nor local, nor an address of another scheme
+            _check_listens(named, f"--engine ray: RAY_ADDRESS {named}")
         self._prints = ExitStack()
         self._prints.enter_context(redirect_stdout(sys.stderr))  # Ray's own, of workers that die
         try:
@@ -184,18 +187,19 @@ class RayCluster:
         self._prints.close()
 
 
-def _check_listens(address: str) -> None:
+def _check_listens(address: str, named: str) -> None:
     """Raises ConfigError if the address is neither HOST:PORT nor ray://HOST:PORT, or if nothing accepts a TCP
-    connection there within _PATIENCE_S seconds. Without this check, Ray waits for minutes before it fails.
+    connection there within _PATIENCE_S seconds. Without this check, Ray waits for minutes before it fails. named: text
+    that says in the error who gave the address.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"--engine ray:{address}: expected HOST:PORT or ray://HOST:PORT")
+        raise ConfigError(f"{named}: expected HOST:PORT or ray://HOST:PORT")
     try:
         socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
     except OSError as wrong:
         raise ConfigError(
-            f"--engine ray:{address}: cannot be reached: {wrong}; is it running (ray start --head --port {port})?"
+            f"{named}: cannot be reached: {wrong}; is it running (ray start --head --port {port})?"
         ) from None
 
 
