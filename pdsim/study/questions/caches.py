@@ -93,11 +93,12 @@ def _host_cache_arms(base: Base) -> list[Arm]:
     prefill, decode = scenario.pair
     assert prefill.pool_tokens is not None
     pool_bytes = prefill.pool_tokens * layout_of(scenario, "prefill").kv_token_bytes
-    sizes = {f"{ratio * pool_bytes / GIB:.3g}" for ratio in _RATIOS}
     caches = {"prefill.host_cache": prefill.host_cache_bytes}
     if decode.radix_cache and scenario.engine == "sglang":
         caches["decode.host_cache"] = decode.host_cache_bytes
-    sizes |= {f"{given_bytes / GIB:.4g}" for given_bytes in caches.values() if given_bytes}
+    sizes = {f"{given_bytes / GIB:.4g}" for given_bytes in caches.values() if given_bytes}
+    alike = {f"{float(size):.3g}" for size in sizes}  # which would be the same sizes with one digit less
+    sizes |= {f"{ratio * pool_bytes / GIB:.3g}" for ratio in _RATIOS} - alike
     radix = {"prefill.radix_cache": True}
     made = [Arm(_OFF, {**radix, **dict.fromkeys(caches)})]
     return made + [
