@@ -30,3 +30,12 @@ def test_the_window_is_five_minutes_of_the_run(times_s):
         if min(abs(time_s - one) for at, wait, rest in times_s for one in (at, at + wait, at + wait + rest)) > 1e-6:
             assert waiting == sum(at < time_s < at + wait for at, wait, _ in times_s)
             assert decoding == sum(at + wait < time_s < at + wait + rest for at, wait, rest in times_s)
+
+
+def test_a_request_without_an_end_decodes_from_its_first_token_on():
+    unended = RequestRecord(0, 10, 2, 0, first_token_ns=2 * SECOND)
+    ended = RequestRecord(1, 10, 2, 0, first_token_ns=5 * SECOND, end_ns=10 * SECOND)
+    found = busiest([unended, ended])
+    counts = dict(zip(found["times_s"], found["decoding"], strict=True))
+    assert {count for time_s, count in counts.items() if 2 < time_s < 5} == {1}
+    assert {count for time_s, count in counts.items() if 5.1 < time_s < 9.9} == {2}

@@ -42,4 +42,6 @@ def _waiting(requests: Sequence[RequestRecord], time_s: float) -> int:
 
 def _decoding(requests: Sequence[RequestRecord], time_s: float) -> int:
     time_ns = time_s * 1e9
-    return sum(r.first_token_ns is not None and r.first_token_ns <= time_ns < (r.end_ns or time_ns) for r in requests)
+    return sum(
+        r.first_token_ns is not None and r.first_token_ns <= time_ns < (r.end_ns or time_ns + 1) for r in requests
+    )
