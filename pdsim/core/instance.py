@@ -27,7 +27,7 @@ class Request:
     num_prompt_tokens: int
     """Length of the prompt in tokens."""
     priority: int = 0
-    """Requests with a higher priority are served first."""
+    """Decode's queue takes requests of a higher priority first. Other queues do so if their policy reads priorities."""
     lease: Lease = NO_LEASE
     """Pages that the request holds."""
     num_cached_tokens: int = 0
