@@ -38,6 +38,11 @@ class _Flags:
         found = next((self._flags[name] for name in names if name in self._flags), default)
         return found if isinstance(found, str) and "$" not in found else default
 
+    def unset(self, name: str) -> str:
+        """The value of an option if it is a variable that the file does not set. Otherwise empty."""
+        found = self._flags.get(name, "")
+        return found if isinstance(found, str) and "$" in found else ""
+
     def count(self, *names: str, default: int) -> int:
         return whole(self.text(*names, default=str(default)))
 
@@ -109,6 +114,8 @@ def _random(flags: _Flags, span: Callable[[int, float], tuple[int, int]], defaul
 
 def _of_sglang(flags: _Flags) -> tuple[Load, list[str]]:
     dataset = flags.text("dataset-name", default="sharegpt")
+    if given := flags.unset("dataset-name"):
+        raise ValueError(f"--dataset-name {given}: the file does not set it; write the data set's name in its place")
     if dataset == "generated-shared-prefix":
         workload: Load = {
             "use": "shared_prefix_groups",
