@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pdsim.formats.deployments.importing import changed, import_deployment
+from pdsim.formats.deployments.processes import read_processes
 from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import InputError
 from pdsim.scenario.building.cluster import build
@@ -20,6 +21,12 @@ def imported(tmp_path, name, text, *, is_built=True, **given):
     if is_built:
         build(scenario)
     return found
+
+
+def saved(tmp_path, script):
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    return path
 
 
 def sizes(found):
@@ -371,6 +378,64 @@ def test_a_loop_ends_with_its_own_done(tmp_path, inside, instances):
     assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 1, 1)}
 
 
+@pytest.mark.parametrize(
+    ("loop", "is_told"),
+    [
+        ("for h in $HOSTS; do", True),
+        ("for ((i=0; i<N; i++)); do", True),
+        ("for f in *.env", True),
+        ("for i in 1", False),
+    ],
+)
+def test_a_loop_of_unknown_length_is_told(tmp_path, loop, is_told):
+    found = imported(tmp_path, "run.sh", f"{loop}\ndo\n  vllm serve Qwen/Qwen3-8B &\ndone\n")
+    assert sizes(found) == {"aggregated": (1, 1, 1)}
+    told = [line for line in found.assumed if "how many turns this loop has; one turn counts" in line]
+    assert [f"line 3: {loop.removesuffix('; do')}: the file" in line for line in told] == [True] * is_told
+
+
+def test_variables_behind_do_and_then_are_read(tmp_path):
+    text = """
+    if true; then TP=4; fi
+    for i in 1 2; do VLLM_NIXL_ABORT_REQUEST_TIMEOUT=77 vllm serve Qwen/Qwen3-8B -tp $TP; done
+    """
+    (process,) = read_processes(saved(tmp_path, text))
+    assert process.variables == {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": "77"}
+    assert (process.words[-1], process.replicas) == ("4", 2)
+
+
+MANIFEST = """
+kind: Deployment
+spec:
+  replicas: 3
+  template:
+    spec:
+      containers:
+      - {name: a, image: vllm/vllm-openai, command: [vllm, serve, Qwen/Qwen3-8B, -tp, "2"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "inside", "instances"),
+    [
+        ("cat <<EOF", "Usage: vllm serve MODEL\nDon't: vllm serve", 1),
+        ("cat > notes.md <<'EOF'", "vllm serve MODEL", 1),
+        ("python3 - <<EOF", "print('vllm serve MODEL')", 1),
+        ("kubectl apply -f - <<EOF", MANIFEST, 4),
+        ("cat <<EOF > deploy.yaml", MANIFEST, 4),
+        ("bash <<EOF", "vllm serve Qwen/Qwen3-8B", 2),
+        ("ssh host 'bash -s' <<EOF", "vllm serve Qwen/Qwen3-8B", 2),
+        ("cat > start.sh <<EOF", "vllm serve Qwen/Qwen3-8B", 2),
+        ("cat <<EOF | bash", "vllm serve Qwen/Qwen3-8B", 2),
+    ],
+)
+def test_lines_of_a_here_document_are_commands_only_if_a_shell_reads_them(tmp_path, command, inside, instances):
+    text = f"{command}\n{inside}\nEOF\nvllm serve Qwen/Qwen3-8B\n"
+    found = read_processes(saved(tmp_path, text))
+    assert sum(one.replicas for one in found) == instances
+    assert any(one.where.endswith(f"line {text.count(chr(10))}") for one in found)
+
+
 @pytest.mark.parametrize("named", ["--config c.yaml", "--config=c.yaml"])
 def test_a_configuration_lies_beside(tmp_path, named):
     (tmp_path / "c.yaml").write_text("model: Qwen/Qwen3-8B\ntensor_parallel_size: 2\nenable-prefix-caching: false\n")
@@ -481,6 +546,12 @@ def test_a_load_that_is_not_known_is_said(tmp_path, flags, num_requests, said):
     assert len(found.aside) == 1
     assert num_requests in (None, found.data["workload"]["num_requests"])
     assert any("those of `pdsim init`" in line for line in found.assumed) == (num_requests is None)
+
+
+def test_a_data_set_that_the_file_does_not_set_is_said(tmp_path):
+    text = "sglang serve --model Qwen/Qwen3-8B\npython -m sglang.bench_serving --dataset-name $NAME --num-prompts 8\n"
+    (said,) = imported(tmp_path, "run.sh", text).aside
+    assert "run.sh, line 2: load: --dataset-name $NAME: the file does not set it" in said
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     told = trtllm.roles_of(processes)
     found.aside += told.aside
     started = [one for one in merged(processes) if one.program in _SERVERS and one.replicas]
+    turns = "the file does not say how many turns this loop has; one turn counts"
+    found.assumed += [f"{one.where}: {one.uncounted}: {turns}" for one in started if one.uncounted]
     servers = _chosen([_read(process, told.of_ports) for process in started], found)
     encode = encoders.taken([one.read for one in servers])
     encoding = [one for one in servers if one.role == "encode"]

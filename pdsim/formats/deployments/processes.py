@@ -4,7 +4,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import field, fields, replace
+from itertools import dropwhile
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,10 @@ class Process(Pods):
     """Files that the shell script itself writes as here-documents (<<EOF), for options that name one of these files:
     text by file name. Empty: there are no such files.
     """
+    uncounted: str = ""
+    """A `for` loop around the command whose number of turns is not known, so that it counts as one turn. Empty: there
+    is no such loop.
+    """
 
 
 def read_processes(path: Path) -> list[Process]:
@@ -95,14 +101,17 @@ def _flags_of(config: Any, words: Sequence[str]) -> Iterator[str]:
 def _of_script(text: str, where: str) -> Iterator[Process]:
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
-    loops: list[int] = []
+    loops: list[tuple[int, str]] = []
     texts = dict(_written(text))
-    for number, line in _whole_lines(text):
-        begun = [_num_runs(loop) for loop in _loops_in(_expanded(line, variables))]
+    for number, line in _whole_lines(_without_data(text)):
+        begun = [_turns(loop) for loop in _loops_in(_expanded(line, variables))]
         variables |= _arrays(_expanded(line, variables))
-        for words in _commands(_expanded(line, variables), f"{where}, line {number}"):
-            if (keyword := next((word for word in words if word not in _BEFORE_LOOPS), "")) in _LOOPS:
-                loops.append(begun.pop(0) if keyword == "for" and begun else 1)
+        for command in _commands(_expanded(line, variables), f"{where}, line {number}"):
+            words = list(dropwhile(_BEFORE_LOOPS.__contains__, command))
+            if not words:
+                continue
+            if words[0] in _LOOPS:
+                loops.append(begun.pop(0) if words[0] == "for" and begun else (1, ""))
             if words[0] == "done" and loops:
                 loops.pop()
             own = _leading_variables(words)
@@ -116,7 +125,11 @@ def _of_script(text: str, where: str) -> Iterator[Process]:
                 program, behind = found
                 line_of_it, environment = f"{where}, line {number}", {**exported, **own}
                 written = {_expanded(name, variables): _expanded(one, variables) for name, one in texts.items()}
-                yield Process(line_of_it, program, behind, written, variables=environment, replicas=prod(loops))
+                replicas, uncounted = prod(turns for turns, _ in loops), next((loop for _, loop in loops if loop), "")
+                yield Process(line_of_it, program, behind, written, uncounted, variables=environment, replicas=replicas)
+    for _, manifest in _data_in(text):
+        with suppress(InputError):
+            yield from _of_manifests(_expanded(manifest, variables), f"{where}, here-document")
 
 
 _HERE_DOCUMENT = re.compile(r"^([^\n#]*?)<<-?\s*['\"]?(\w+)['\"]?([^\n]*)\n(.*?)^\s*\2\s*$", re.MULTILINE | re.DOTALL)
@@ -128,6 +141,31 @@ def _written(text: str) -> Iterator[tuple[str, str]]:
     for before, _, behind, inside in _HERE_DOCUMENT.findall(text):
         if (target := _TARGET.search(f"{before} {behind}")) is not None:
             yield target[1].removeprefix("./"), inside
+
+
+_SHELLS = {"bash", "sh", "zsh", "dash", "ksh", "ssh", "sbatch", "srun"}
+_READ_DATA = {"cat", "tee", "kubectl", "oc", "helm", "docker", "podman", "python", "python3", "jq"}
+"""Programs that read no commands from a here-document, unless they start a shell or write a script."""
+_DATA = {".yaml", ".yml", ".json", ".jsonl", ".toml", ".ini", ".cfg", ".conf", ".env", ".txt", ".md", ".py", ".jinja"}
+"""Suffixes of files that have no commands of a shell."""
+
+
+def _data_in(text: str) -> Iterator[tuple[slice, str]]:
+    """Yields the place and the text of each here-document of a script whose lines are no commands of a shell."""
+    for found in _HERE_DOCUMENT.finditer(text):
+        line = f"{found[1]} {found[3]}"
+        words = {_base(word) for word in re.findall(r"[^\s;&|<>()'\"]+", line)}
+        target = _TARGET.search(line)
+        is_data = words & _READ_DATA if target is None else Path(target[1]).suffix in _DATA
+        if is_data and not words & _SHELLS:
+            yield slice(*found.span(4)), found[4]
+
+
+def _without_data(text: str) -> str:
+    """The script, in which the lines of here-documents that are no commands are empty."""
+    for place, inside in _data_in(text):
+        text = text[: place.start] + re.sub(r"[^\n]", " ", inside) + text[place.stop :]
+    return text
 
 
 _LOOPS = {"for", "while", "until", "select"}
@@ -145,14 +183,22 @@ def _loops_in(line: str) -> list[str]:
     return [line[found.end() :] for found in _FOR.finditer(line)]
 
 
-def _num_runs(loop: str) -> int:
-    """How often a `for` loop of a script runs; 1 if not known. loop: the script's line, from `for`."""
+def _turns(loop: str) -> tuple[int, str]:
+    """Returns (number of turns of a `for` loop, ""). If the number is not known: (1, the loop as the script has it).
+    loop: the script's line, from `for`.
+    """
+    known = _num_runs(loop)
+    return (1, re.split(r"\s*;?\s*\bdo\b", loop)[0].strip()) if known is None else (known, "")
+
+
+def _num_runs(loop: str) -> int | None:
+    """How often a `for` loop of a script runs; None: not known. loop: the script's line, from `for`."""
     if (counted := _COUNTED.match(loop)) is not None:
         name, first, or_equal, last, changes = counted.groups()
         step = re.search(rf"\b{name}\s*(?:\+=|=\s*{name}\s*\+)\s*(\d+)|\b{name}\+\+|\+\+{name}\b", changes)
-        return 1 if step is None else _num_values(int(first), int(last) + bool(or_equal), int(step[1] or 1))
+        return None if step is None else _num_values(int(first), int(last) + bool(or_equal), int(step[1] or 1))
     if (listed := _LOOP.match(loop)) is None:
-        return 1
+        return None
     over = listed[1].strip().strip('"')
     if (known := re.fullmatch(r"\$\{!?\w+\[@\]\}=(\d+)", over)) is not None:
         return int(known[1])
@@ -161,7 +207,7 @@ def _num_runs(loop: str) -> int:
     if (braces := re.fullmatch(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}", over)) is not None:
         first_value, last_value = sorted(map(int, braces.groups()[:2]))
         return _num_values(first_value, last_value + 1, int(braces[3] or 1))
-    return 1 if "$" in over else max(1, len(over.split()))
+    return None if re.search(r"[$`*?]", over) else max(1, len(over.split()))
 
 
 def _num_values(first: int, end: int, step: int) -> int:
