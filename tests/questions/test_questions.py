@@ -226,7 +226,13 @@ def test_host_memory_pays_where_prefixes_outgrow_the_pool(ask):
 def test_the_scenarios_size_of_host_memory_is_tried_once(ask):
     """auto is twice the pool, which is tried anyway, but has one digit more here: 0.2563 GiB."""
     sizes = ("prefill.radix_cache=true", "prefill.pool_tokens=1200", "prefill.host_cache=auto")
-    assert [row.arm for row in ask("host-cache", *sizes).rows] == ["off", "0.128 GiB", "0.2563 GiB", "0.513 GiB", "1.03 GiB"]
+    assert [row.arm for row in ask("host-cache", *sizes).rows] == [
+        "off",
+        "0.128 GiB",
+        "0.2563 GiB",
+        "0.513 GiB",
+        "1.03 GiB",
+    ]
 
 
 def test_host_memory_pays_with_vllm_too(ask):

@@ -83,9 +83,7 @@ def test_a_mixed_cluster_is_measured_where_both_of_its_machines_were():
     assert scenario(cost, decode="h100").uncertain == ()
 
 
-@pytest.mark.parametrize(
-    ("measured", "foreign"), [("prefill", ["PP2 prefill"]), ("decode", ["TP8", "DCP2 decode"])]
-)
+@pytest.mark.parametrize(("measured", "foreign"), [("prefill", ["PP2 prefill"]), ("decode", ["TP8", "DCP2 decode"])])
 def test_the_other_roles_sizes_are_not_foreign_to_a_profile_of_one_role(measured, foreign):
     cluster = parse_scenario(
         {

@@ -198,9 +198,9 @@ def _measured(costs: dict[str, Any]) -> dict[str, Any]:
             found[name] = " and ".join(dict.fromkeys(texts))
     for name, unknown in (("tp", (1, 1)), ("dp", (1, 1)), ("ep", None), ("moe_a2a_backend", None)):
         pairs = {role: one.get(name, unknown) for role, one in known.items()}
-        if None not in pairs.values():
-            of_roles = [pair[list(_OF_ROLE).index(role)] for role, pair in pairs.items()]
-            found[name] = (of_roles[0], of_roles[-1])
+        sizes = [pair[list(_OF_ROLE).index(role)] for role, pair in pairs.items() if pair is not None]
+        if len(sizes) == len(known):
+            found[name] = (sizes[0], sizes[-1])
     for role, one in known.items():
         found |= {name: value for name, value in one.items() if name in _SETUP_OF[role] or name.startswith(f"{role}_")}
     return found
