@@ -48,8 +48,8 @@ class Scaling:
         *commands, wake = self._recorded.on_message(self._seen(), now_ns)
         self._note_changes()
         for command in commands:
-            if isinstance(command.message, m.Serve):
-                self._bus.cluster.costs[command.message.instance_id].restart()
+            if isinstance(command.message, m.FlushCache):  # its role ends, and a Drain that is taken back ends none
+                self._bus.cluster.costs[command.to].restart()
             self._bus.send(command)
         changing = any(server.state in (STARTING, DRAINING) for server in self._autoscaler.servers)
         if commands or changing or not nothing_is_due:  # else the run has come to a halt

@@ -132,16 +132,16 @@ def test_a_drained_instance_is_empty_and_gets_nothing_before_it_serves_again(sce
 def test_a_server_that_gets_a_role_compiles_its_kernels_again(scenario: Scenario):
     kernels = ColdKernels.model_construct(prefill=30 * MILLISECOND)
     traced = run(scenario.model_copy(update={"cost": scenario.cost.model_copy(update={"cold_kernels": kernels})}))
-    served = [
-        (message.instance_id, entry.args[1])
+    left = [
+        (entry.instance_id, entry.args[1])
         for entry in traced.journal
-        if entry.call == "on_message" and isinstance(message := entry.args[0], Serve)
+        if entry.call == "on_message" and isinstance(entry.args[0], FlushCache)
     ]
     compiled = set()
     for step in traced.records.steps:
         if step.kind == "prefill" and step.instance_id.startswith("prefill"):
-            num_served = sum(name == step.instance_id and at_ns <= step.start_ns for name, at_ns in served)
-            kernel = step.instance_id, num_served, (step.num_requests - 1).bit_length()
+            num_left = sum(name == step.instance_id and at_ns <= step.start_ns for name, at_ns in left)
+            kernel = step.instance_id, num_left, (step.num_requests - 1).bit_length()
             assert (step.compiling_ns > 0) == (kernel not in compiled)
             compiled.add(kernel)
 
