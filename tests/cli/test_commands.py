@@ -272,7 +272,7 @@ def test_json_starts_without_what_only_tables_and_files_need(scenario):
     own = [name.split(".")[1] for name in loaded if name.startswith("pdsim.")]
     simulator = {"core", "cost", "metrics", "policy", "scenario", "sim", "system", "workload"}
     assert set(own) == {"cli", "dataclass", "files", "garbage", "inputs", "signals"} | simulator
-    assert len(own) <= 196, "a module more takes about a millisecond of each start"
+    assert len(own) <= 197, "a module more takes about a millisecond of each start"
 
 
 def test_libraries_start_no_threads_and_the_users_own_choice_stays(capsys, monkeypatch):

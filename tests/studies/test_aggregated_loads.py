@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.markdown import has_row
+
 STUDY = Path(__file__).parents[2] / "experiments" / "sglang-aggregated-h200"
 PAGE = (STUDY / "README.md").read_text()
 SPEC = spec_from_file_location("loads", STUDY / "loads.py")
@@ -22,11 +24,11 @@ def test_the_page_has_the_measured_loads(dtype):
             assert loads.row(part, "measured", loads.load_of(stamps[:, kept])) in PAGE
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("fp8", 0.075), ("bf16", 0.05)])
+@pytest.mark.parametrize(("dtype", "most"), [("fp8", 0.075), ("bf16", 0.055)])
 def test_own_rows_predict_loads_near_the_limit_as_the_page_says(dtype, most):
     for load, stamps in loads.own(dtype).items():
         real, found = loads.load_of(loads.measured(dtype, load)), loads.load_of(stamps)
-        assert loads.row("", "own rows", found, real) in PAGE
+        assert has_row(PAGE, loads.row("", "own rows", found, real))
         if load.startswith("hi"):
             assert found == pytest.approx(real, rel=most)
 

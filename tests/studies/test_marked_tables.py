@@ -7,21 +7,12 @@ import pytest
 
 from docs.tables import PAGES, Table, render, tables, validate
 from pdsim.scenario.yaml_file import read_yaml
-from tests.markdown import ROOT, sections, table
+from tests.markdown import ROOT, numbers, sections, table, without_numbers
 from tests.studies.reports import report
 
 MARKED = [(page, marked) for page in PAGES for marked in tables(page)]
 CASES = [(page, marked) for page, marked in MARKED if marked.kind != "matrix"]
 MATRICES = [(page, marked) for page, marked in MARKED if marked.kind == "matrix"]
-NUMBER = re.compile(r"[+\N{MINUS SIGN}]?\d[\d,]*\.?\d*")
-
-
-def without_numbers(cell: str) -> str:
-    return NUMBER.sub("#", cell)
-
-
-def numbers(cell: str) -> list[float]:
-    return [float(found.replace("\N{MINUS SIGN}", "-").replace(",", "")) for found in NUMBER.findall(cell)]
 
 
 def test_every_marked_table_is_found():
