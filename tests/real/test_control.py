@@ -1,6 +1,7 @@
 """The control channel, the logbooks and the tokens of a workload, without a model."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,11 @@ from pdreal.settings.options import Options
 
 from pdsim.core.instance import Levels
 from pdsim.core.journal.calls import Entry
+from pdsim.core.journal.replay import replay
 from pdsim.core.messages import Finished, FirstToken, KvGranted, NewRequest, PeerDown, Woken
 from pdsim.core.routing.router import attempt_id
 from pdsim.core.sequence import Spans, TokenIds
-from pdsim.scenario.building.machines import build_router
+from pdsim.scenario.building.machines import build_router, restarted, state_machines
 from pdsim.scenario.building.sizing import resolve
 from pdsim.scenario.loading import load_scenario, parse_scenario
 
@@ -103,10 +105,40 @@ def test_the_last_answer_of_the_dead_is_not_their_load():
     assert not instances.levels
 
 
-def nobody_up():
-    scenario = load_scenario(Path("experiments/real-demo/pair.yaml"))
+def test_a_kill_of_the_dead_changes_nothing_of_their_next_end(caplog):
+    """Their next end is logged, and the delay of their restart is its own."""
+    instances = nobody_up()
+    instances.kill("decode-0", None, None)
+    assert "decode-0" not in instances._restart_s
+    assert instances._reason_of("decode-0", -9, "9 s after it was up") == "killed by SIGKILL"
+    assert "decode-0: killed by SIGKILL, 9 s after it was up" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "dead"),
+    [
+        ("aggregated-0", {"aggregated-0"}),
+        ("prefill-0", {"prefill-0", "prefill-0.sender"}),
+        ("decode-0", {"decode-0", "decode-0.receiver"}),
+    ],
+)
+def test_a_death_is_that_of_the_machines_that_there_are(name, dead, tmp_path):
+    server = {"gpu": "h100", "pool_tokens": 4096, "max_running_requests": 8}
+    roles = ["aggregated"] if name == "aggregated-0" else ["prefill", "decode"]
+    data = {"model": "tiny-qwen3", "page_size": 4, "network": {"staging": {}}, **dict.fromkeys(roles, server)}
+    data["workload"] = {"use": "random_lengths", "num_requests": 1, "input_tokens": 8, "output_tokens": 1}
+    scenario = resolve(parse_scenario(data, base=Path()))
+    instances = nobody_up(scenario)
+    instances._timeline.now_ns = 7
+    instances._note_death(tmp_path, name)
+    entries = read_journal(tmp_path)
+    assert {entry.instance_id for entry in entries} == dead
+    assert replay(entries, state_machines(scenario), partial(restarted, scenario)) == 0
+
+
+def nobody_up(scenario=None):
     return Instances(
-        scenario,
+        scenario or load_scenario(Path("experiments/real-demo/pair.yaml")),
         Options(),
         channel=None,
         timeline=SimpleNamespace(loop=None),

@@ -122,10 +122,13 @@ class Instances:
         return sorted({*roles.values()} - {roles[i] for i in self._up})
 
     def kill(self, instance_id: str, rank: int | None, restart_after_s: float | None) -> None:
-        if self._stopping:
+        """Kills an instance, or one of its ranks and thereby the instance. Has no effect if the instance has ended
+        already, or when all instances stop. rank: None: all ranks. restart_after_s: delay in s until the instance
+        restarts; None: never.
+        """
+        if self._stopping or not self.fleet.is_alive(instance_id):
             return
-        if self.fleet.is_alive(instance_id):
-            self._given_up.add(instance_id)
+        self._given_up.add(instance_id)
         self._restart_s[instance_id] = restart_after_s
         self.fleet.kill(instance_id, rank)
 
@@ -226,7 +229,7 @@ class Instances:
         names = [instance_id]
         if self.fleet.roles[instance_id] == "prefill":
             names.append(sender_of(instance_id))
-        elif self._scenario.network.staging is not None:
+        elif self.fleet.roles[instance_id] == "decode" and self._scenario.network.staging is not None:
             names.append(receiver_of(instance_id))
         for name in names:
             logbook.entry(Entry(name, KILLED, (self._timeline.now_ns,), None))
