@@ -2,7 +2,9 @@
 
 import csv
 import sys
+from contextlib import nullcontext
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,7 @@ pytest.importorskip("torch", reason="real mode needs torch")
 
 import torch
 from pdreal.cli import main
-from pdreal.measure import forwards, plan, transfers
+from pdreal.measure import forwards, plan, storage, transfers
 from pdreal.measure.forwards import DecodeCase, PrefillCase, SustainedCase, forward_rows
 from pdreal.measure.plan import FULL, Plan
 from pdreal.settings.model import from_catalog
@@ -203,6 +205,72 @@ def test_shapes_without_room_are_left_out_and_told(monkeypatch):
         "decode, 4 contexts of 16 tokens: 8 pages, and memory has room for 4",
         "prefill, 1 prompts of 5,000 tokens: tiny-qwen3 has room for 4096 tokens",
     ]
+
+
+@pytest.mark.parametrize(("device", "num_pages"), [("cuda", 8), ("cpu", 4)])
+def test_ranks_need_memory_for_their_own_heads(device, num_pages, monkeypatch):
+    """Two ranks have a GPU each, or share the host's memory, where there is room for four pages of all heads."""
+    config = from_catalog("tiny-qwen3")
+    page_bytes = forwards.kv_page_bytes(config, torch.float32, 16)
+    monkeypatch.setattr(forwards, "free_bytes", lambda _: 4 * page_bytes / forwards._SHARE_OF_MEMORY)
+    of_rank = {"num_kv_heads": config.num_kv_heads // 2, "tp": SimpleNamespace(size=2)}
+    model = SimpleNamespace(config=config, dtype=torch.float32, device=torch.device(device), **of_rank)
+    cases = [DecodeCase(size, 15) for size in range(1, 12)]
+    assert forwards._possible(model, 16, cases, lambda _: None, 1) == cases[:num_pages]
+
+
+@pytest.mark.parametrize("model", ["tiny-qwen3", "tiny-hybrid"])
+def test_a_page_in_storage_is_that_of_layers_with_attention(model, monkeypatch):
+    """Four pages need more of the host's memory than there is, and are not asked for."""
+    config, told, asked, payloads = from_catalog(model), [], [], []
+    page_bytes = forwards.kv_page_bytes(config, torch.float32, 16)
+    store_bytes = storage._BATCHES_WRITTEN * page_bytes
+    monkeypatch.setattr(storage, "free_host_bytes", lambda: 4 * store_bytes / storage._SHARE_OF_MEMORY)
+    monkeypatch.setattr(storage, "running_store", lambda num_bytes: asked.append(num_bytes) or nullcontext("here"))
+    monkeypatch.setattr(storage, "MooncakeStore", lambda *_: ForgetfulStore(payloads))
+    rows = list(storage.storage_rows(config, CPU, torch.float32, 16, (2, 4), 0.0, told.append))
+    assert asked == [2 * store_bytes]
+    assert [(row.what, row.payload_bytes) for row in rows] == [
+        (what, 2 * page_bytes) for what in ("write", "lookup", "read")
+    ]
+    assert {*payloads} == {2 * page_bytes}
+    assert [line.partition(":")[0] for line in told] == ["storage, 4 pages"]
+
+
+def test_no_store_runs_for_nothing(monkeypatch):
+    monkeypatch.setattr(storage, "free_host_bytes", lambda: 0)
+    monkeypatch.setattr(storage, "running_store", pytest.fail)
+    config, told = from_catalog("tiny-qwen3"), []
+    for counts in ((), (1, 2)):
+        assert not list(storage.storage_rows(config, CPU, torch.float32, 16, counts, 0.0, told.append))
+    assert len(told) == 2
+
+
+class ForgetfulStore:
+    """Takes all and keeps nothing. Notes how many bytes each call moves."""
+
+    def __init__(self, payloads):
+        self.payloads = payloads
+
+    def register(self, memory):
+        pass
+
+    def num_there(self, names):
+        return len(names)
+
+    def missing(self, names):
+        return [*range(len(names))]
+
+    def read(self, names, begins, num_bytes):
+        self.payloads.append(len(begins) * num_bytes)
+        return len(names)
+
+    def write(self, names, begins, num_bytes):
+        self.payloads.append(len(begins) * num_bytes)
+        return True
+
+    def close(self):
+        pass
 
 
 def test_copies_without_room_are_left_out(monkeypatch):

@@ -374,7 +374,9 @@ def _possible(
     model: Transformer, page_size: int, cases: Sequence[Case], left_out: Callable[[str], None], num_verified: int
 ) -> list[Case]:
     num_layers = model.config.num_layers + (num_verified > 1)
-    page_bytes = kv_page_bytes(replace(model.config, num_layers=num_layers), model.dtype, page_size)
+    of_rank = replace(model.config, num_layers=num_layers, num_kv_heads=model.num_kv_heads)
+    num_sharing = 1 if model.device.type == "cuda" else model.tp.size  # ranks on a CPU share the host's memory
+    page_bytes = num_sharing * kv_page_bytes(of_rank, model.dtype, page_size)
     most_pages = int(_SHARE_OF_MEMORY * free_bytes(model.device)) // page_bytes
     possible = []
     for case in cases:

@@ -107,7 +107,7 @@ class Measurement:
     def _storage_rows(self, left_out: Callable[[str], None]) -> Iterator[Row]:
         counts, seconds = self.plan.stored_pages, self.plan.seconds
         try:
-            yield from storage_rows(self.model, self.device, self.dtype, self.page_size, counts, seconds)
+            yield from storage_rows(self.model, self.device, self.dtype, self.page_size, counts, seconds, left_out)
         except (UnavailableError, LaunchError) as missing:
             left_out(f"storage: {missing}")
 

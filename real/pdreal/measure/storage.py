@@ -1,7 +1,7 @@
 """Times of looking up, reading and writing pages in Mooncake's store, whose master and drive run on this host."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import count
@@ -27,26 +27,34 @@ are written, so the store evicts nothing.
 
 
 def storage_rows(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, page_size: int, counts: Sequence[int], seconds: float
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    counts: Sequence[int],
+    seconds: float,
+    left_out: Callable[[str], None],
 ) -> Iterator[Row]:
     """Measures lookups, reads and writes of one rank, and yields a row for each of them and each number of pages.
-    counts: numbers of pages; numbers for which the host lacks memory are left out. Raises UnavailableError or
-    LaunchError if the store cannot run here. page_size: number of tokens of a page. seconds: time to measure each row.
+    counts: numbers of pages. left_out: called with a text for each number for which the host lacks memory. Raises
+    UnavailableError or LaunchError if the store cannot run here. page_size: number of tokens of a page. seconds: time
+    to measure each row.
     """
     page_bytes = kv_page_bytes(config, dtype, page_size)
-    room_bytes = _SHARE_OF_MEMORY * free_host_bytes() / len(counts)
-    counts = [num_pages for num_pages in counts if num_pages * _BATCHES_WRITTEN * page_bytes <= room_bytes]
+    counts = _possible(counts, page_bytes, left_out)
+    if not counts:
+        return
     kv = PagedKv(
         num_pages=1,
         page_size=page_size,
-        num_layers=config.num_layers,
+        num_layers=config.num_kv_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         planes_per_layer=config.planes_per_layer,
         dtype=dtype,
         device=device,
     )
-    host = HostKv(kv, max(counts, default=1))
+    host = HostKv(kv, max(counts))
     with ExitStack() as stack:
         master = stack.enter_context(running_store(sum(counts) * _BATCHES_WRITTEN * page_bytes))
         store = stack.enter_context(closing(MooncakeStore(master, LOOPBACK, device)))
@@ -61,6 +69,22 @@ def storage_rows(
             yield row_of("storage", repeat_each_us(writes, seconds), what="write", **sizes)
             yield row_of("storage", repeat_us(partial(stored.num_there, first), seconds), what="lookup", **sizes)
             yield row_of("storage", repeat_us(partial(stored.read, first, pages), seconds), what="read", **sizes)
+
+
+def _possible(counts: Sequence[int], page_bytes: int, left_out: Callable[[str], None]) -> list[int]:
+    """Returns the numbers of pages for which the host has memory. Each number of `counts` gets an equal part of the
+    store. left_out: called with a text for each other number. page_bytes: bytes of a page.
+    """
+    free_bytes, possible = free_host_bytes(), []
+    for num_pages in counts:
+        needed_bytes = num_pages * _BATCHES_WRITTEN * page_bytes
+        if needed_bytes * len(counts) <= _SHARE_OF_MEMORY * free_bytes:
+            possible.append(num_pages)
+        else:
+            room_bytes = _SHARE_OF_MEMORY * free_bytes / len(counts)
+            what = f"the store needs {needed_bytes / 1e9:.1f} GB for them, and may take {room_bytes / 1e9:.1f} GB"
+            left_out(f"storage, {num_pages} pages: {what}")
+    return possible
 
 
 @contextmanager
