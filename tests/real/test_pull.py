@@ -65,6 +65,27 @@ def test_a_target_that_is_gone_fails_the_write():
         PullClient(server.name, "").write(integers(0), integers(0), integers(1))
 
 
+def test_connections_that_failed_are_dropped(monkeypatch):
+    """Also those for which the process has no descriptor left."""
+    server = PullServer(lambda described: FakeSender(b"ab", bytearray(2), SimpleQueue()))
+    client, whole = PullClient(server.name, ""), (integers(0), integers(0), integers(1))
+
+    def refuse(family):
+        raise OSError("too many open files")
+
+    with closing(server), closing(client):
+        with monkeypatch.context() as patched:
+            patched.setattr("pdreal.transports.pull.socket.socket", refuse)
+            with pytest.raises(TransferError, match="no answer from the peer: too many open files"):
+                client.write(*whole)
+        client.write(*whole)
+        assert len(client._connections) == 1
+    for _ in range(2):
+        with pytest.raises(TransferError, match="no answer from the peer"):
+            client.write(*whole)
+        assert not client._connections
+
+
 def test_addresses_are_translated_within_regions_only():
     regions = Regions([(100, 10, 1000), (0, 10, 500)])
     assert regions.translate(integers(100, 3, 109), integers(10, 7, 1)).tolist() == [1000, 503, 1009]

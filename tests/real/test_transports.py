@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="real mode needs torch")
 
 from pdreal.measure.transfers import measure_engine, push_rows, transfer_rows
-from pdreal.transports.cuda_ipc import COPIES_PER_CALL, CudaRuntime
+from pdreal.transports.cuda_ipc import COPIES_PER_CALL, CudaError, CudaRuntime, _Mapping, _OpenAllocations
 from pdreal.transports.mooncake import BATCH_DESCRIPTORS
 from pdreal.transports.opening import NAMES, open_transport
 from pdreal.transports.protocol import DEBIAN_PACKAGES, TransferError, UnavailableError, load_engine
@@ -43,6 +43,32 @@ def test_a_missing_library_is_named_with_its_package(library, tmp_path, monkeypa
 def test_a_missing_engine_is_named_with_its_wheel():
     with pytest.raises(UnavailableError, match="no_such_engine is not installed: pip install some-wheel"):
         load_engine(("no_such_engine",), "some-wheel")
+
+
+def test_a_broken_engine_does_not_hide_one_that_works(tmp_path, monkeypatch):
+    for name, text in (("broken_engine", "raise ImportError('libcudart.so.13: not found')\n"), ("sound_engine", "")):
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_engine(("broken_engine", "sound_engine"), "engine").__name__ == "sound_engine"
+    with pytest.raises(UnavailableError, match=r"^broken_engine: libcudart\.so\.13: not found$"):
+        load_engine(("broken_engine", "no_such_engine"), "engine")
+
+
+def test_memory_of_a_peer_that_cannot_be_mapped_whole_is_not_mapped():
+    """Memory of a dead process is not freed while it is mapped."""
+    mapped = []
+
+    def map_next(handle):
+        if handle == "c":
+            raise CudaError("no")
+        mapped.append(handle)
+        return handle
+
+    opened = _OpenAllocations(SimpleNamespace(open=map_next, close=mapped.remove))
+    for _ in range(2):
+        with pytest.raises(TransferError, match="CUDA IPC: no"):
+            _Mapping(opened, [(0, 8, 0, handle) for handle in "abc"])
+        assert mapped == []
 
 
 class CallsOfCopies(CudaRuntime):

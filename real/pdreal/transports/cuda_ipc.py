@@ -226,10 +226,13 @@ class _Mapping:
 
     def __init__(self, opened: _OpenAllocations, regions: Any) -> None:
         self._opened = opened
-        self._handles = sorted({handle for *_, handle in regions})
+        begins: dict[str, int] = {}
+        self._handles = begins.keys()
         try:
-            begins = {handle: opened.acquire(handle) for handle in self._handles}
+            for handle in sorted({handle for *_, handle in regions}):
+                begins[handle] = opened.acquire(handle)
         except CudaError as wrong:
+            self.close()
             raise TransferError(f"CUDA IPC: {wrong}") from None
         self.regions = Regions(
             (address, num_bytes, begins[handle] + address - begin) for address, num_bytes, begin, handle in regions

@@ -97,17 +97,19 @@ DEBIAN_PACKAGES = {
 
 
 def load_engine(modules: tuple[str, ...], wheel: str) -> ModuleType:
-    """Imports and returns the first of these modules that is installed. wheel: package to install, with options of pip,
-    for the message. Raises UnavailableError if none is installed, or if the import of the first installed one fails.
+    """Imports and returns the first of these modules that is installed and can be imported. wheel: package to install,
+    with options of pip, for the message. Raises UnavailableError if there is none; its message has the problem of each
+    installed module.
     """
+    problems = []
     for module in modules:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError:
             continue
         except ImportError as wrong:
-            raise UnavailableError(f"{module}: {wrong}{_hint(str(wrong))}") from None
-    raise UnavailableError(f"{modules[0]} is not installed: pip install {wheel}")
+            problems.append(f"{module}: {wrong}{_hint(str(wrong))}")
+    raise UnavailableError("; ".join(problems) or f"{modules[0]} is not installed: pip install {wheel}")
 
 
 def _hint(problem: str) -> str:

@@ -95,7 +95,7 @@ class PullClient:
         self._name = name
         self._description = description
         self._threads = threading.local()
-        self._connections: list[socket.socket] = []
+        self._connections: set[socket.socket] = set()
 
     def write(self, local: Addresses, remote: Addresses, lengths: Addresses) -> None:
         """Asks the receiver to copy ranges, and returns when it has copied them. local: addresses in this sender.
@@ -109,8 +109,7 @@ class PullClient:
             (length,) = _COUNT.unpack(_receive(connection, _COUNT.size))
             problem = _receive(connection, length).decode()
         except OSError as wrong:
-            self._threads.connection.close()
-            self._threads.connection = None
+            self._drop_connection()
             raise TransferError(f"no answer from the peer: {wrong}") from None
         if problem:
             raise TransferError(problem)
@@ -120,15 +119,23 @@ class PullClient:
         if connection is None:
             connection = socket.socket(socket.AF_UNIX)
             self._threads.connection = connection
-            self._connections.append(connection)
+            self._connections.add(connection)
             connection.settimeout(TIMEOUT_S)
             connection.connect(f"\0{self._name}")
             connection.sendall(json.dumps(self._description).encode() + b"\n")
         return connection
 
+    def _drop_connection(self) -> None:
+        """Closes this thread's connection, if there is one."""
+        connection: socket.socket | None = getattr(self._threads, "connection", None)
+        if connection is not None:
+            self._threads.connection = None
+            self._connections.discard(connection)
+            connection.close()
+
     def close(self) -> None:
         """Closes all connections. Writes that still run fail."""
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.close()
 
 
