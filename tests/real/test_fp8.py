@@ -8,7 +8,14 @@ from dataclasses import replace
 
 from pdreal.model.block_scaled import BLOCK, BlockScaled, quantise, widen
 from pdreal.model.parallel import TensorParallel
-from pdreal.model.weights import Checkpoint, ExpertWeights, QuantisedWeights, RandomWeights, load_weights
+from pdreal.model.weights import (
+    Checkpoint,
+    ExpertWeights,
+    GroupedWeights,
+    QuantisedWeights,
+    RandomWeights,
+    load_weights,
+)
 from pdreal.settings.model import from_catalog, from_checkpoint
 from torch.nn.functional import linear
 
@@ -58,6 +65,17 @@ def test_logits_of_a_checkpoint_in_fp8_are_those_of_transformers(config, tmp_pat
     assert (found - expected).abs().max() < 1e-4
     exact = logits_of(load(config, RandomWeights(3, CPU)), prompt)
     assert (found - exact).abs().mean() > 1e-3  # fp8 is not lost on the way
+
+
+def test_attention_of_a_hybrid_model_is_widened():
+    """On a GPU, too, where other matrices stay in fp8: its queries and gates alternate in the checkpoint."""
+    config = replace(from_catalog("tiny-hybrid"), num_layers=4)
+    given = config, QuantisedWeights(RandomWeights(0, CPU)), TensorParallel(), torch.float32, CPU
+    narrow, wide = (load_weights(*given, keeps_fp8=keeps) for keeps in (True, False))
+    for one, other in zip(narrow.layers, wide.layers, strict=True):
+        if isinstance(one.attention, GroupedWeights):
+            assert torch.equal(one.attention.qkv, other.attention.qkv)
+        assert isinstance(one.mlp.gate_up, BlockScaled)
 
 
 @pytest.mark.parametrize("num_inputs", [384, 512])

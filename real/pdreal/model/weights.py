@@ -385,12 +385,12 @@ def _load_grouped(config: ModelConfig, tp: TensorParallel, load: _Loader, at: st
     query = _rows(tp.part(config.num_query_heads), config.head_dim)
     kv = _rows(tp.kv_heads(config.num_kv_heads), config.head_dim)
     norms = (load.norm(f"{at}.q_norm"), load.norm(f"{at}.k_norm")) if config.llama.qk_norm else None
-    others = [load.matrix(f"{at}.{name}_proj", kv) for name in ("k", "v")]
-    if config.llama.delta is not None:  # each head's query, then its gate
+    if config.llama.delta is not None:  # each head's query, then its gate; all widened, as in _load_delta
         own = load.heads(f"{at}.q_proj", config.num_query_heads, tp.part(config.num_query_heads))
         queries, gates = (part.flatten(0, 1) for part in own.split(config.head_dim, dim=1))
-        return GroupedWeights(qkv=cat([queries, *others, gates]), head_norms=norms)
-    parts = [load.matrix(f"{at}.q_proj", query), *others]
+        keys, values = (load(f"{at}.{name}_proj", kv) for name in ("k", "v"))
+        return GroupedWeights(qkv=torch.cat((queries, keys, values, gates)), head_norms=norms)
+    parts = [load.matrix(f"{at}.{name}_proj", rows) for name, rows in (("q", query), ("k", kv), ("v", kv))]
     return GroupedWeights(qkv=cat(parts), head_norms=norms)
 
 

@@ -39,7 +39,8 @@ class Options:
     """Weights: seed:N for random weights, or the folder of a checkpoint."""
     quantization: Quantization | None = None
     """Store the layers' matrices in fp8 with block scales; on a CPU, only round their values to fp8. None: matrices
-    have the type of --dtype, but on a GPU those that a checkpoint has in fp8 stay in fp8."""
+    have the type of --dtype, but on a GPU those that a checkpoint has in fp8 stay in fp8, except projections to
+    queries, keys and values of models with linear attention."""
     threads: Threads = None
     """Number of threads of each rank, for torch on the CPU. None: the cores of this process, divided among the
     ranks."""
