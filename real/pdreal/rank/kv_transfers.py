@@ -17,6 +17,10 @@ from pdsim.core import messages as m
 from pdsim.core.messages import TransferUnit, receiver_of, sender_of
 from pdsim.scenario.building import wiring
 
+_UNEQUAL = -1
+"""Takes the place of the fingerprint of a KV head of which ranks have different copies. Such a head counts as damaged,
+even if the ranks of the other side have different copies, too."""
+
 
 class KvDamagedError(Exception):
     """Error with which an instance fails if KV that arrived differs from the KV that was sent."""
@@ -81,6 +85,8 @@ class KvTransfers:
         self._target_slots.pop(request_id, None)
         self._sent_pages.pop(request_id, None)
         self._first_tokens.pop(request_id, None)
+        if self._check is not None:
+            self._check.forget(request_id)
 
     def _num_sent_tokens(self, request_id: int) -> int:
         """Returns the number of prompt tokens that decode did not have in its prefix cache."""
@@ -223,6 +229,10 @@ class KvCheck:
         task = DigestSent(worker, pages, num_tokens, state_slot)
         self._group.begin_or_fail(task, f"fingerprints of request {request_id}", on_done)
 
+    def forget(self, request_id: int) -> None:
+        self._pages.pop(request_id, None)
+        self._digests.pop(request_id, None)
+
     def sent(self, request_id: int) -> dict[str, int]:
         return self._digests.pop(request_id)
 
@@ -237,10 +247,11 @@ class KvCheck:
         expected = self._digests.pop(grant.request_id)
 
         def on_done(results: list[Any]) -> None:
-            if (found := _joined(results)) == expected:
+            if (found := _joined(results)) == expected and _UNEQUAL not in found.values():
                 then()
                 return
-            damaged = ", ".join(head for head in expected if expected[head] != found.get(head))
+            wrong = (head for head, value in expected.items() if value == _UNEQUAL or value != found.get(head))
+            damaged = ", ".join(wrong)
             what = f"KV heads {damaged} of {num_tokens} tokens arrived with other values than were sent"
             self._group.fail(KvDamagedError(f"KV of request {grant.request_id} is damaged: {what}"))
 
@@ -250,10 +261,10 @@ class KvCheck:
 
 def _joined(by_rank: Iterable[dict[str, int]]) -> dict[str, int]:
     """Returns the fingerprints of all ranks, by KV head or state. If ranks with copies of a head disagree, the head's
-    fingerprint is -1.
+    fingerprint is _UNEQUAL.
     """
     heads: dict[str, int] = {}
     for digests in by_rank:
         for head, value in digests.items():
-            heads[head] = value if heads.get(head, value) == value else -1
+            heads[head] = value if heads.get(head, value) == value else _UNEQUAL
     return heads
