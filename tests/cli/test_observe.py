@@ -206,6 +206,20 @@ def test_requests_at_once_fail_with_the_cause():
     assert (failed.value.is_busy, failed.value.retry_after_s) == (True, 7.0)
 
 
+class Broken(OneOfThree):
+    """A server whose third answer the client cannot read."""
+
+    def complete(self, prompt, max_tokens, *, ready, on_event=None):
+        if prompt == "3":
+            raise ValueError("no number")
+        ready()
+
+
+def test_requests_at_once_do_not_wait_for_one_with_another_error():
+    with pytest.raises(ValueError, match="no number"):
+        list(observation.observe(Broken(), Probe("burst", 3, 64, 2, "")))
+
+
 class Silent:
     """A server that is asked for its metrics only."""
 

@@ -12,7 +12,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from pdsim.calibration.observe.server_client import Completion, ServerClient, ServerError
+from pdsim.calibration.observe.server_client import Completion, ServerClient
 from pdsim.dataclass import dataclass
 from pdsim.metrics.explanation.stages import STAGES
 
@@ -263,7 +263,7 @@ def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
     """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called with a
-    completion at each of its events; returns False to end it (OnEvent). Raises the ServerError of the first completion
+    completion at each of its events; returns False to end it (OnEvent). Raises the error of the first completion
     that fails, but not of those that only waited for its connection.
     """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
@@ -272,7 +272,7 @@ def _together(
     def one(prompt: str) -> Completion:
         try:
             return server.complete(prompt, probe.output_tokens, ready=barrier.wait, on_event=on_event)
-        except ServerError:
+        except BaseException:  # whatever it is, the others must not wait for this one
             barrier.abort()
             raise
 
