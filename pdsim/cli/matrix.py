@@ -344,23 +344,24 @@ def carry_out(
     rounds: int,
     num_gpus: int,
     tell: Callable[[str], None],
-) -> Path:
-    """Does all steps of a campaign (see the module), skips those whose result exists, and returns the path of an
-    archive of the campaign's folder. matrix: name or folder of the matrix. out: folder of the campaign. changes: of the
-    scenario, in the notation of --set. hosts: file of hosts; None: the matrix's. rounds: how many times each
-    measurement is made. num_gpus: number of GPUs of this host; 0: a CPU alone. tell: called with a line for each step.
+) -> tuple[Path, int]:
+    """Does all steps of a campaign (see the module), and skips those whose result exists. Returns the path of an
+    archive of the campaign's folder, and the exit code of `pdsim validate`; 0 if that step was skipped. matrix: name or
+    folder of the matrix. out: folder of the campaign. changes: of the scenario, in the notation of --set. hosts: file
+    of hosts; None: the matrix's. rounds: how many times each measurement is made. num_gpus: number of GPUs of this
+    host; 0: a CPU alone. tell: called with a line for each step.
 
     Raises ConfigError as `prepare` and `_run_step` do, and InputError if `out` has files that are not of a campaign.
     """
     suite = prepare(matrix, out, changes, hosts)
-    commands = []
+    commands, exit_code = [], 0
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
         commands.append(shlex.join(step.command))
         if (out / step.makes).is_file() and not (step.makes == _ERRORS and missing(suite)):
             tell(f"has {step.makes}")
             continue
         tell(commands[-1])
-        _run_step(step, out)
+        exit_code = _run_step(step, out)
     write_yaml(_provenance(out, commands), out / "provenance.yaml")
     write_whole(out / "README.md", _readme(out, commands))
     archive = _archive_of(out)
@@ -368,14 +369,14 @@ def carry_out(
     with tarfile.open(fileobj=packed, mode="w:gz") as file:
         file.add(out, out.resolve().name)
     write_whole(archive, packed.getvalue())
-    return archive
+    return archive, exit_code
 
 
-def _run_step(step: Step, out: Path) -> None:
-    """Runs the command of a step in the folder `out`, in which the command writes the step's file. The command `pdsim
-    validate` writes no file; if the command prints text, this text is saved instead, and a failure of the command is
-    ignored. Otherwise removes the step's file and raises ConfigError if the command fails. An interruption removes the
-    file, too.
+def _run_step(step: Step, out: Path) -> int:
+    """Runs the command of a step in the folder `out`, in which the command writes the step's file, and returns the exit
+    code of the command. The command `pdsim validate` writes no file; if the command prints text, this text is saved
+    instead, and a failure of the command raises no error. Otherwise removes the step's file and raises ConfigError if
+    the command fails. An interruption removes the file, too.
     """
     program, *arguments = step.command
     is_printed = step.makes == _ERRORS
@@ -397,6 +398,7 @@ def _run_step(step: Step, out: Path) -> None:
     elif done.returncode:
         (out / step.makes).unlink(missing_ok=True)
         raise ConfigError(f"{shlex.join(step.command)}: exit code {done.returncode}")
+    return done.returncode
 
 
 def _provenance(out: Path, commands: Sequence[str]) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def campaign(
 ) -> None:
     """Measure this machine, run a matrix for real, calibrate, simulate, and pack the results for a pull request.
 
+    The exit code is 1 if a variant has no real run, or if `pdsim validate` fails for another reason.
+
     Parameters
     ----------
     matrix

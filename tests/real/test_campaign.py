@@ -4,6 +4,7 @@ import json
 import shutil
 import tarfile
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -106,6 +107,23 @@ def test_a_campaign_goes_on_where_it_was_and_packs_all(tmp_path, capsys):
         names = set(packed.getnames())
     kept = ("README.md", "matrix.yaml", "scenario.yaml", "profile.yaml", "data/rows.csv", "data/c8/summary.json")
     assert {f"mine/{name}" for name in kept} <= names
+
+
+def test_a_campaign_fails_with_its_validation_and_packs_what_there_is(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "mine"
+    (out / "data").mkdir(parents=True)
+    shutil.copy(EXPERIMENTS / "validation-cpu" / "data" / "rows.csv", out / "data")
+    for name in ("matrix.yaml", "profile.yaml"):
+        (out / name).touch()
+    told = CompletedProcess([], 1, stdout="errors over all variants but one\n")
+    monkeypatch.setattr(matrix_commands.subprocess, "run", lambda *_, **__: told)
+    with pytest.raises(SystemExit) as stop:
+        main(["campaign", "validation-cpu", "--out", str(out)])
+    assert stop.value.code == 1
+    said = capsys.readouterr()
+    assert "errors over all variants but one" in said.out
+    assert "pdsim validate ended with exit code 1" in said.err
+    assert (tmp_path / "mine.tar.gz").is_file()
 
 
 def test_a_campaign_repeats_its_validation_while_real_runs_are_missing(tmp_path, monkeypatch):
