@@ -64,6 +64,8 @@ class Launcher:
         self.failure: str | None = None
         """Reason why the cluster cannot continue: the launcher failed, or an instance was lost and the scenario has no
         health section. None: the cluster can continue."""
+        self.failed = asyncio.Event()
+        """Set when `failure` is."""
 
     # What a caller does.
 
@@ -341,6 +343,7 @@ class Launcher:
     def _give_up(self, reason: str) -> None:
         """Fails all requests, because the cluster cannot continue (`failure`)."""
         self.failure = self.failure or reason
+        self.failed.set()
         for request_id in list(self._requests):
             self._end(m.Failed(request_id, reason))
 

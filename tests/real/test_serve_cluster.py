@@ -8,7 +8,7 @@ aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.launcher import Launcher
 from pdreal.serve.http import serving
-from pdreal.serve.server import service_of
+from pdreal.serve.server import Address, serve, service_of
 from pdreal.serve.service import Entrance
 from pdreal.serve.tokenizer import Tokenizer
 from pdreal.settings.options import Options
@@ -106,3 +106,33 @@ async def health(url):
 async def flush(url):
     async with aiohttp.ClientSession(url) as client, client.post("/flush_cache") as response:
         assert response.status == 200
+
+
+def test_a_server_ends_with_its_cluster(monkeypatch):
+    """Without health, its only instance does not come back. Who waits for it is told why."""
+    server = {"gpu": "h100", "pool_tokens": POOL, "max_running_requests": 8, "chunked_prefill_tokens": 64}
+    options, made, answers = Options(), [], []
+    scenario = served_scenario(clusters.scenario(prefill=None, decode=None, aggregated=server), options)
+    monkeypatch.setattr("pdreal.serve.server.Launcher", lambda *given: made.append(Launcher(*given)) or made[0])
+
+    async def ask(url):
+        body = {"prompt": [7], "max_tokens": 500, "stream": True}
+        async with aiohttp.ClientSession(url) as client, client.post("/v1/completions", json=body) as response:
+            await response.content.readline()
+            made[0].kill("aggregated-0")
+            answers.append((await response.text()).split("\n\n"))
+
+    async def main():
+        async with asyncio.timeout(60):
+            asking = []
+            given = Address("127.0.0.1", 0), "tiny", Entrance()
+            problems = await serve(
+                scenario, options, *given, announce=lambda url: asking.append(asyncio.create_task(ask(url)))
+            )
+            await asking[0]
+            return problems
+
+    assert asyncio.run(main()) == ["the cluster cannot continue: aggregated-0 was lost: killed by SIGKILL"]
+    *_, error, done, _ = answers[0]
+    assert "the request failed: aggregated-0 was lost: killed by SIGKILL" in error
+    assert done == "data: [DONE]"

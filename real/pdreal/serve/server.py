@@ -1,4 +1,4 @@
-"""Runs a cluster and its front end until a stop signal. If the cluster cannot continue, requests fail until then."""
+"""Runs a cluster and its front end until a stop signal, or until the cluster cannot continue."""
 
 import asyncio
 import logging
@@ -36,8 +36,10 @@ async def serve(
     *,
     announce: Callable[[str], None],
 ) -> list[str]:
-    """Serves until a stop signal. Returns descriptions of memory that was still held at the end; each is an error.
-    Raises LaunchError if the cluster does not start, the checkpoint's tokenizer cannot be read, or the port is taken.
+    """Serves until a stop signal, or until the cluster cannot continue; its requests have then failed, and their
+    clients get the reason. Returns errors: why the cluster cannot continue, and descriptions of memory that was still
+    held at the end. Raises LaunchError if the cluster does not start, the checkpoint's tokenizer cannot be read, or the
+    port is taken.
 
     scenario: resolved. model_name: name of the model for clients. entrance: admits or refuses requests. announce:
     called with the URL when the server accepts requests.
@@ -56,14 +58,16 @@ async def serve(
         service = service_of(scenario, options, launcher, model_name, entrance)
         async with serving(service, *address) as url:
             announce(url)
-            await stopped.wait()
-            if entrance.num_inside:
+            failed = asyncio.ensure_future(launcher.failed.wait())
+            await asyncio.wait([waiting, failed], return_when=asyncio.FIRST_COMPLETED)
+            failed.cancel()
+            if launcher.failure is None and entrance.num_inside:
                 what = "pdreal: waits at most %g s for requests under way (%d); a second signal ends them"
                 _LOG.warning(what, DRAIN_S, entrance.num_inside)
             await entrance.close(DRAIN_S, hurried)
     finally:
         leaks = await launcher.stop()
-    return leaks
+    return leaks if launcher.failure is None else [f"the cluster cannot continue: {launcher.failure}", *leaks]
 
 
 def service_of(
