@@ -129,7 +129,8 @@ def serve(
     api_key
         Key that clients must send as bearer token. Other users of the machine cannot see it in an environment variable.
     max_waiting_requests
-        Maximum number of requests that wait for their first token. Others get 503 and Retry-After.
+        Maximum number of answers that wait for their first token; a request asks for n answers, by default one.
+        Further requests get 503 and Retry-After.
 
     """
     from pdreal.serve.origin import is_loopback
@@ -280,8 +281,11 @@ def campaign(
         print(f"pdreal: {line}", file=sys.stderr, flush=True)
 
     limits = {"rounds": rounds, "num_gpus": torch.cuda.device_count()}
-    archive = carry_out(matrix, out, set_, hosts, **limits, tell=tell)
+    archive, exit_code = carry_out(matrix, out, set_, hosts, **limits, tell=tell)
     print(f"campaign: {out}, packed in {archive}")
+    if exit_code:
+        tell(f"pdsim validate ended with exit code {exit_code}; its messages above say why")
+        raise SystemExit(1)
 
 
 @app.command

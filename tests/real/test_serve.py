@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 aiohttp = pytest.importorskip("aiohttp")
 
 from pdreal.serve import http
+from pdreal.serve.dialects import _content
 from pdreal.serve.fields import Fields
 from pdreal.serve.http import serving
 from pdreal.serve.metrics import Meter, Metrics
@@ -301,6 +302,15 @@ def test_no_body_of_a_prompt_that_fits_is_too_large(tokens, indent, is_escaped):
     assert len(text) <= limit
 
 
+def test_no_body_of_a_prompt_in_parts_is_too_large():
+    """Each part has one token, with an id as long as an id can be."""
+    num_tokens = 5000
+    message = {"role": "user", "content": [{"type": "text", "text": "<999999998>"}] * num_tokens}
+    text = json.dumps({"messages": [message]}).replace("<", r"\u003c").replace(">", r"\u003e")
+    assert len(Tokenizer(10**9).encode(_content(Fields(message)))) == num_tokens
+    assert len(text) <= Room(num_tokens, num_tokens + 1).body_bytes
+
+
 def test_a_large_body_is_read_beside_the_loop(monkeypatch):
     threads = []
     parse = Fields.parse
@@ -412,7 +422,8 @@ def test_too_many_that_wait_are_sent_away_for_a_while():
         async with client.post("/v1/completions", json={"prompt": "a"}) as response:
             assert response.status == 503
             assert response.headers["Retry-After"] == "1"
-            assert "2 requests wait for their first token" in (await response.json())["error"]["message"]
+            message = (await response.json())["error"]["message"]
+            assert message == "2 answers wait for their first token, and at most 2 may: try again later"
         waiting[0].cancel()
         await cluster.aborted.get()
         status, _ = await post(client, "/v1/completions", {"prompt": "a"})
@@ -423,6 +434,23 @@ def test_too_many_that_wait_are_sent_away_for_a_while():
             await cluster.aborted.get()
 
     run(scenario, max_waiting_requests=2)
+
+
+def test_all_answers_of_a_request_count_as_waiting():
+    async def scenario(client, cluster, service):
+        waiting = asyncio.create_task(post(client, "/v1/completions", {"prompt": [1], "n": 2}))
+        for _ in range(2):
+            await cluster.submitted.get()
+        answers = [await post(client, "/v1/completions", {"prompt": "a", "n": n}) for n in (1, 2, 4)]
+        assert [status for status, _ in answers] == [200, 503, 400]
+        messages = [answer["error"]["message"] for _, answer in answers[1:]]
+        assert messages[0].startswith("2 answers wait for their first token, and at most 3 may")
+        assert messages[1].startswith("n must be at most 3, not 4")
+        waiting.cancel()
+        for _ in range(2):
+            await cluster.aborted.get()
+
+    run(scenario, max_waiting_requests=3)
 
 
 def test_who_is_served_as_the_server_stops_is_told():

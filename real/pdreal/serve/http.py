@@ -160,7 +160,7 @@ def _generates(service: Service, dialect: Dialect) -> Handler:
         notice_if_gone(request)
         body = await read_body(request)
         generation = read(body) if len(body) < _LARGE_BODY_BYTES else await asyncio.to_thread(read, body)
-        service.entrance.check_open()  # it may have closed, or filled, meanwhile
+        service.entrance.check_open(generation.settings.num_choices)  # it may have closed, or filled, meanwhile
         async with AsyncExitStack() as stack:
             choices = range(generation.settings.num_choices)
             answers = [await stack.enter_async_context(Answer(service, generation, index)) for index in choices]

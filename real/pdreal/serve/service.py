@@ -54,12 +54,17 @@ class Entrance:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    def check_open(self) -> None:
-        """Raises RefusedError if the server is closed, or too many requests wait."""
+    def check_open(self, num_answers: int = 1) -> None:
+        """Raises RefusedError if the server is closed, or too many answers would wait with the request's own.
+        num_answers: number of answers that the request asks for.
+        """
         if self.is_closed:
             raise unavailable("the server stops")
-        if len(self._waiting) >= self._max_waiting_requests:
-            message = f"{len(self._waiting)} requests wait for their first token, which is the maximum: try again later"
+        num_waiting, most = len(self._waiting), self._max_waiting_requests
+        if num_answers > most:
+            raise RefusedError(f"n must be at most {most}, not {num_answers}: no more answers may wait at a time")
+        if num_waiting + num_answers > most:
+            message = f"{num_waiting} answers wait for their first token, and at most {most} may: try again later"
             raise unavailable(message, retry_after_s=_RETRY_AFTER_S)
 
     def enter(self, answer: "Answer") -> None:

@@ -20,9 +20,10 @@ from pdsim.system.catalog import load_model
 from pdsim.system.model import DTYPE_BYTES, KV_DTYPES
 from pdsim.workload.request_spec import RequestSpec
 
-_TOKEN_BYTES = 32
-"""Number of bytes that a request's body may have for each prompt token. An escaped character (\\u003c) takes 6 bytes,
-a token that is spelled out as an escaped number takes 18, and a message part with a single token takes 27.
+_TOKEN_BYTES = 64
+"""Number of bytes that a request's body may have for each prompt token. A message part takes 30 bytes besides its text.
+A token that is spelled out takes at most 21: its number of up to 9 digits, and two escaped characters (\\u003c) of 6
+bytes each.
 """
 _FIELDS_BYTES = 1 << 16
 """Maximum number of bytes that all fields of a request's HTTP body but the prompt may take."""
