@@ -208,8 +208,7 @@ class DecodeCase(NamedTuple):
     batch_size: int
     """Number of sequences in the step."""
     num_context_tokens: int
-    """Number of tokens that have KV before the step, for each sequence. If num_longest_tokens is given, the last
-    sequence has that number instead."""
+    """Number of tokens of each sequence that have KV before the step. The last may have num_longest_tokens instead."""
     num_longest_tokens: int | None = None
     """Number of context tokens of the last sequence, if it is longer than all other sequences. None: all sequences are
     equally long."""
