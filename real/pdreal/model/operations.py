@@ -17,9 +17,6 @@ from pdreal.model.block_scaled import BlockScaled, Matrix
 from pdsim.system.llama import LlamaArchitecture, RopeScaling, YarnScaling
 from pdsim.system.model import LatentAttention
 
-_WIDENED_ROWS = 8192
-"""Maximum number of rows of the output projection that are in fp32 at a time, to compute logits on a CPU."""
-
 
 def linear(x: Tensor, matrix: Matrix) -> Tensor:
     """Returns the product of x, [tokens, inputs], with a weight matrix, [outputs, inputs]: [tokens, outputs]. Triton
@@ -95,10 +92,7 @@ def logits(hidden: Tensor, head: Tensor) -> Tensor:
     """
     if hidden.is_cuda and hidden.dtype != torch.float32:
         return torch.mm(hidden, head.t(), out_dtype=torch.float32)
-    if hidden.dtype == torch.float32:
-        return functional.linear(hidden, head)
-    wide = hidden.float()
-    return torch.cat([functional.linear(wide, rows.float()) for rows in head.split(_WIDENED_ROWS)], dim=-1)
+    return functional.linear(hidden, head).float()
 
 
 def rotary_angles(llama: LlamaArchitecture, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
