@@ -22,13 +22,16 @@ def ended_like_ctrl_c() -> Iterator[None]:
     if current_thread() is not main_thread():
         yield
         return
-    heeded = [number for number in _ENDING[1:] if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _interrupt) for number in heeded}
+    before = {number: signal.signal(number, _interrupt) for number in _heeded() if number != signal.SIGINT}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _heeded() -> list[signal.Signals]:
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:
@@ -54,7 +57,7 @@ def signals_deferred() -> Iterator[None]:
         yield
         return
     waiting: list[int] = []
-    before = {number: signal.signal(number, lambda number, _frame: waiting.append(number)) for number in _ENDING}
+    before = {number: signal.signal(number, lambda number, _frame: waiting.append(number)) for number in _heeded()}
     try:
         yield
     finally:

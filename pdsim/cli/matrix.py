@@ -345,8 +345,8 @@ def carry_out(
     num_gpus: int,
     tell: Callable[[str], None],
 ) -> tuple[Path, int]:
-    """Does all steps of a campaign (see the module), and skips those whose result exists. Returns the path of an
-    archive of the campaign's folder, and the exit code of `pdsim validate`; 0 if that step was skipped. matrix: name or
+    """Does all steps of a campaign (see the module), but skips measurements and fits whose result exists. Returns the
+    path of an archive of the campaign's folder, and the exit code of `pdsim validate`. matrix: name or
     folder of the matrix. out: folder of the campaign. changes: of the scenario, in the notation of --set. hosts: file
     of hosts; None: the matrix's. rounds: how many times each measurement is made. num_gpus: number of GPUs of this
     host; 0: a CPU alone. tell: called with a line for each step.
@@ -357,7 +357,7 @@ def carry_out(
     commands, exit_code = [], 0
     for step in steps(suite, rounds=rounds, num_gpus=num_gpus):
         commands.append(shlex.join(step.command))
-        if (out / step.makes).is_file() and not (step.makes == _ERRORS and missing(suite)):
+        if step.makes != _ERRORS and (out / step.makes).is_file():
             tell(f"has {step.makes}")
             continue
         tell(commands[-1])

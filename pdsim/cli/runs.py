@@ -93,8 +93,10 @@ def run(
     else:
         from pdsim.show.terminal.run import explain_command, print_run
 
-        explained = explain_command(out) if out else ""
-        if scenario is not None and out is None:
+        explained = ""
+        if out is not None:
+            explained = explain_command(out)
+        elif scenario is not None:
             explained = explain_command(scenario, (*load.changes(has_own_load=True), *own), profile)
         assert finished.scenario is not None
         shown = finished.name, finished.summary, finished.judged, finished.scenario, finished.examined

@@ -356,14 +356,13 @@ class StepTimes:
     # What the times are made of.
 
     def prefill_terms(self, step: PrefillStep) -> Terms:
-        """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration if
-        speedup is 1.
-        """
+        """Returns the terms of a forward's duration in ns on an idle GPU, by name. Their sum is the duration."""
         terms = dict(self.prefill.prefill_terms(step))
         if self.drafting.model is not None:
             terms["draft"] = self.drafting.model.prefill_ns(step, 0)
         if self.host_overhead.prefill_ns:
             terms["host between steps"] = self.host_overhead.prefill_ns
+        terms = {name: term_ns / self.speedup[0] for name, term_ns in terms.items()}
         if self.host_overhead.launch_ns:
             terms["rest of the launch"] = max(0.0, self.host_overhead.launch_ns - sum(terms.values()))
         return terms

@@ -56,9 +56,7 @@ class CandidateCluster:
     label: str
     """Name of the cluster in tables and texts, such as "3P1D of TP4"."""
     family: str = field(compare=False)
-    """Name of the cluster's family. Clusters of one family differ only in their numbers of instances. Exception: copies
-    by `with_other_settings` keep the family of the original cluster.
-    """
+    """Name of the cluster's family. Clusters of one family differ only in their numbers of instances."""
     servers: tuple[Server, ...] = field(compare=False)
     """GPU and parallel sizes of the servers, one entry per role."""
     counts: tuple[int, ...] = field(compare=False)
@@ -142,7 +140,7 @@ class Space:
         if not found:
             reason = ["nothing that is tried fits", *reasons.values()][-1]
             raise ConfigError(f"{base.where}: no cluster of up to {self.max_gpus} GPUs is possible; {reason}")
-        return sorted(found, key=lambda one: (one.price_per_h, one.label))
+        return by_price(found)
 
     def _servers(self, role: str, own: Split) -> Iterator[Server]:
         """Yields the servers to try for a role: each GPU type of `prices` with each TP size that the user asks to try,
@@ -266,6 +264,11 @@ _SETTINGS: Mapping[str, Sequence[Any]] = {
     "page_size": (1, 16, 64),
 }
 """Values of settings that cost nothing and may let a cluster meet an SLO that the cluster otherwise misses."""
+
+
+def by_price(candidates: Iterable[CandidateCluster]) -> list[CandidateCluster]:
+    """The clusters, the cheapest first, and clusters of one price by their labels."""
+    return sorted(candidates, key=lambda one: (one.price_per_h, one.label))
 
 
 def with_other_settings(base: Base, one: CandidateCluster) -> Iterator[CandidateCluster]:

@@ -1,6 +1,6 @@
 """Finds the cheapest cluster that meets the SLO, and examines how far that plan can be trusted."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from math import inf
@@ -19,7 +19,7 @@ from pdsim.study.planning.screen import money, priced
 from pdsim.study.planning.search import Tries, cheapest, headroom, of_both_kinds, search
 from pdsim.study.planning.watch import Watch
 from pdsim.study.servers import Server
-from pdsim.study.space import CandidateCluster, Space, with_other_settings, with_setting_of
+from pdsim.study.space import CandidateCluster, Space, by_price, with_other_settings, with_setting_of
 from pdsim.study.trials import Trials
 from pdsim.study.verdict.outcome import Outcome
 
@@ -83,7 +83,7 @@ class Finder:
         )
         if chosen is None:
             return replace(made, lone=self._lone())
-        self._candidates = _by_price([*self._candidates, *with_setting_of(chosen, self._candidates)])
+        self._candidates = by_price([*self._candidates, *with_setting_of(chosen, self._candidates)])
         loads = {factor: self._at_load(factor, chosen, tried) for factor in speedups}
         made = replace(self._examined(made, chosen), faster=self._faster(tried, chosen), loads=loads)
         if made.meets_at_both_ends:
@@ -201,7 +201,7 @@ class Finder:
         new = [one for one in larger if one not in tried and one.price_per_h <= most]
         first = [one for one in tried if tried[one].meets and chosen.price_per_h < one.price_per_h <= most]
         found: list[Row] = []
-        for _, group in groupby(_by_price([*new, *first]), key=lambda one: one.price_per_h):
+        for _, group in groupby(by_price([*new, *first]), key=lambda one: one.price_per_h):
             same = list(group)
             outcomes = dict(zip(same, self._trials.outcomes([one.changes for one in same]), strict=True))
             best = min(same, key=lambda one: outcomes[one].ratio if outcomes[one].meets else inf)
@@ -325,10 +325,6 @@ class Finder:
         sizes = f"mean {prompt:,.0f} tokens in, {output:,.0f} out"
         left_out = warm_up_text(base.scenario.client, len(requests))
         return f"{counted(len(requests), 'request')}{source} ({sizes}), sent {base.pace}{left_out}"
-
-
-def _by_price(candidates: Iterable[CandidateCluster]) -> list[CandidateCluster]:
-    return sorted(candidates, key=lambda one: (one.price_per_h, one.label))
 
 
 def _missing(tried: Mapping[CandidateCluster, Outcome]) -> dict[CandidateCluster, Outcome]:

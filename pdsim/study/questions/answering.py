@@ -164,9 +164,11 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 def _by_draws(found: Judged) -> list[str]:
     """A sentence on how many of the winner's runs, one for each seed of the random load, meet the SLO. Empty: all of
-    them, or none.
+    them, or none, or the verdict is about single request classes.
     """
     study, winner = found
+    if winner.is_of_classes:
+        return []
     runs = study[winner.winner].replications
     meeting = sum(run.slos[SLO].meets for run in runs)
     if meeting in {0, len(runs)}:
