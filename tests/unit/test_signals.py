@@ -20,8 +20,13 @@ def _hang_ups_ignored():
 def test_an_ignored_signal_hides_no_other():
     """As under nohup."""
     written = []
-    with pytest.raises(KeyboardInterrupt), signals_deferred():
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGINT)
-        written.append("whole")
+
+    def write():
+        with signals_deferred():
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGINT)
+            written.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
     assert written == ["whole"]
