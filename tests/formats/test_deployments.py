@@ -248,15 +248,22 @@ spec:
 """
 
 
-@pytest.mark.parametrize(("count", "tp"), [(2, 2), (2, 4), (3, 2)])
-def test_a_graph_beside_scripts_starts_the_same_servers_or_is_refused(tmp_path, count, tp):
+@pytest.mark.parametrize(
+    ("count", "tp", "differs"),
+    [
+        (2, 2, ""),
+        (2, 4, "aggregated: --tensor-parallel-size 4 instead of --tensor-parallel-size 2"),
+        (3, 2, "number of aggregated servers: 2 instead of 3"),
+    ],
+)
+def test_a_graph_beside_scripts_starts_the_same_servers_or_is_refused(tmp_path, count, tp, differs):
     for i in range(count):
         (tmp_path / f"{i}.sh").write_text(
             f"CUDA_VISIBLE_DEVICES={i} vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2\n"
         )
     (tmp_path / "graph.yaml").write_text(PODS.format(tp=tp))
-    if (count, tp) != (2, 2):
-        with pytest.raises(ConfigError, match=r"graph\.yaml: starts other servers than the scripts beside it; give"):
+    if differs:
+        with pytest.raises(ConfigError, match=rf"graph\.yaml: starts other .* beside it: {differs}; give the scripts"):
             import_deployment([tmp_path])
         return
     found = import_deployment([tmp_path])
@@ -352,10 +359,17 @@ def test_loops_of_a_shell_are_counted(tmp_path):
         ("for ((i=0; i<5; i++)); do", 5),
         ("for i in $HOSTS; do", 1),
         ("for ((i=0; i<8; i+=2)); do", 4),
+        ("for((i=0;i<8;i+=2)) do", 4),
         ("for ((i=1, j=9; i<=8; j++, i = i + 3)); do", 3),
         ("for ((i=0; i<8; i*=2)); do", 1),
         ("for i in $(seq 0 2 6); do", 4),
         ("for i in {0..6..2}; do", 4),
+        ("for i in `seq 1 3`; do", 3),
+        ("for i in 1 2 3 # prefill\ndo", 3),
+        ('for c in "a b" "c d"; do', 2),
+        ('echo "waiting time for nodes"; for i in 1 2 3; do', 3),
+        ("(for i in 1 2 3; do sleep 1 & done); for i in 1 2; do", 2),
+        ("for node in 1 2\necho 'for nodes that wait'\nfor nodes (that wait\nfor i in 1 2 3; do", 3),
     ],
 )
 def test_turns_of_a_loop(tmp_path, loop, instances):
@@ -371,6 +385,8 @@ def test_turns_of_a_loop(tmp_path, loop, instances):
         ("  for name; do\n    echo $name\n  done", 3),
         ("  echo wait; for i in 1 2; do for j in 1 2; do sleep 1; done; done", 3),
         ("  for j in 1 2; do", 6),
+        ("  PIDS=$(for j in 1 2; do echo $j; done)", 3),
+        ("  (for j in 1 2; do sleep 1 & done)", 3),
     ],
 )
 def test_a_loop_ends_with_its_own_done(tmp_path, inside, instances):
@@ -385,6 +401,11 @@ def test_a_loop_ends_with_its_own_done(tmp_path, inside, instances):
         ("for ((i=0; i<N; i++)); do", True),
         ("for f in *.env", True),
         ("for i in 1", False),
+        ("for i in {a..c}; do", True),
+        ("for ((i=0; i<${#HOSTS[@]}; i++)); do", True),
+        ("for h in $(cat hosts | head -3); do", True),
+        ("while read host; do", True),
+        ("until false", True),
     ],
 )
 def test_a_loop_of_unknown_length_is_told(tmp_path, loop, is_told):
@@ -392,6 +413,26 @@ def test_a_loop_of_unknown_length_is_told(tmp_path, loop, is_told):
     assert sizes(found) == {"aggregated": (1, 1, 1)}
     told = [line for line in found.assumed if "how many turns this loop has; one turn counts" in line]
     assert [f"line 3: {loop.removesuffix('; do')}: the file" in line for line in told] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("text", "instances"),
+    [
+        ("(for i in 1 2 3; do vllm serve Qwen/Qwen3-8B & done)", 3),
+        ("if true; then (for i in 1 2; do (vllm serve Qwen/Qwen3-8B --port $((80 + i))) & done); fi", 2),
+        ("(cd models && vllm serve Qwen/Qwen3-8B --tensor-parallel-size 1)", 1),
+        ("for ((i=0; i<2; i++)) { vllm serve Qwen/Qwen3-8B & }; vllm serve Qwen/Qwen3-8B", 3),
+        ("for i in 1 2\n{\n  vllm serve Qwen/Qwen3-8B &\n}\nvllm serve Qwen/Qwen3-8B", 3),
+    ],
+)
+def test_subshells_and_braces_run_commands(tmp_path, text, instances):
+    assert sizes(imported(tmp_path, "run.sh", f"{text}\n")) == {"aggregated": (instances, 1, 1)}
+
+
+def test_a_string_with_a_sign_of_redirection_is_one_word(tmp_path):
+    text = "vllm serve Qwen/Qwen3-8B --name 'a > b' > $(date +%F).log 2>&1 &\n"
+    (process,) = read_processes(saved(tmp_path, text))
+    assert process.words == ["Qwen/Qwen3-8B", "--name", "a > b"]
 
 
 def test_variables_behind_do_and_then_are_read(tmp_path):
@@ -427,6 +468,12 @@ spec:
         ("ssh host 'bash -s' <<EOF", "vllm serve Qwen/Qwen3-8B", 2),
         ("cat > start.sh <<EOF", "vllm serve Qwen/Qwen3-8B", 2),
         ("cat <<EOF | bash", "vllm serve Qwen/Qwen3-8B", 2),
+        ("kubectl apply -f - <<EOF >/dev/null", MANIFEST, 4),
+        ("cat <<EOF | kubectl apply -f - > log.txt 2>&1", MANIFEST, 4),
+        ("kubectl delete -f - <<EOF", MANIFEST, 1),
+        ("cat <<EOF | kubectl delete -f -", MANIFEST, 1),
+        ("python3 - <<EOF > start.sh", "print('vllm serve MODEL')", 1),
+        ("for i in 1 2 3; do ssh $i bash <<EOF; done", "vllm serve Qwen/Qwen3-8B", 4),
     ],
 )
 def test_lines_of_a_here_document_are_commands_only_if_a_shell_reads_them(tmp_path, command, inside, instances):
@@ -434,6 +481,45 @@ def test_lines_of_a_here_document_are_commands_only_if_a_shell_reads_them(tmp_pa
     found = read_processes(saved(tmp_path, text))
     assert sum(one.replicas for one in found) == instances
     assert any(one.where.endswith(f"line {text.count(chr(10))}") for one in found)
+
+
+def test_two_here_documents_of_a_line_follow_each_other(tmp_path):
+    text = f"cat > a.txt <<A; kubectl apply -f - <<'B'\nvllm serve MODEL\nA{MANIFEST}B\nvllm serve Qwen/Qwen3-8B\n"
+    found = read_processes(saved(tmp_path, text))
+    assert [one.replicas for one in found] == [3, 1]
+    assert "run.sh, line 1, here-document: spec" in found[0].where
+
+
+@pytest.mark.parametrize(("name", "inside"), [("pods.yaml", MANIFEST), ("go.sh", "vllm serve Qwen/Qwen3-8B\n")])
+def test_a_file_that_a_script_writes_counts_once(tmp_path, name, inside):
+    script = saved(tmp_path, f"cat > {name} <<EOF\n{inside}EOF\n")
+    alone = import_deployment([tmp_path])
+    (tmp_path / name).write_text(inside)
+    assert sizes(import_deployment([tmp_path])) == sizes(alone) == sizes(import_deployment([script]))
+
+
+@pytest.mark.parametrize(
+    ("loop", "name", "instances", "told"),
+    [
+        ("for i in 1 2; do", "pods", 3, "for i in 1 2: each turn applies the same manifest, so its servers count once"),
+        ("for i in 1 2; do", "pods-$i", 6, ""),
+        ("for i in 1 2; do\nNAME=pods-$i", "$NAME", 6, ""),
+        (
+            "while read h; do",
+            "pods-$h",
+            3,
+            "while read h: the file does not say how many turns this loop has; one turn",
+        ),
+    ],
+)
+def test_a_loop_applies_other_manifests_if_they_have_its_variable(tmp_path, loop, name, instances, told):
+    manifest = f"metadata: {{name: {name}}}{MANIFEST}"
+    found = imported(tmp_path, "run.sh", f"{loop}\nkubectl apply -f - <<EOF\n{manifest}EOF\ndone\n")
+    assert sizes(found) == {"aggregated": (instances, 2, 1)}
+    assert [line for line in found.assumed if " turn" in line] == [
+        line for line in found.assumed if told and told in line
+    ]
+    assert any(told in line for line in found.assumed)
 
 
 @pytest.mark.parametrize("named", ["--config c.yaml", "--config=c.yaml"])
@@ -548,10 +634,21 @@ def test_a_load_that_is_not_known_is_said(tmp_path, flags, num_requests, said):
     assert any("those of `pdsim init`" in line for line in found.assumed) == (num_requests is None)
 
 
-def test_a_data_set_that_the_file_does_not_set_is_said(tmp_path):
-    text = "sglang serve --model Qwen/Qwen3-8B\npython -m sglang.bench_serving --dataset-name $NAME --num-prompts 8\n"
-    (said,) = imported(tmp_path, "run.sh", text).aside
-    assert "run.sh, line 2: load: --dataset-name $NAME: the file does not set it" in said
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("python -m sglang.bench_serving", "--dataset-name $NAME"),
+        ("vllm bench serve", "--dataset-name $NAME"),
+        ("aiperf profile", "--input-file $FILE"),
+        ("aiperf profile", "--input-file $(ls data)"),
+    ],
+)
+def test_a_data_set_that_the_file_does_not_set_is_said(tmp_path, command, option):
+    text = f"sglang serve --model Qwen/Qwen3-8B\n{command} {option} --num-prompts 8\n"
+    found = imported(tmp_path, "run.sh", text)
+    (said,) = found.aside
+    assert f"run.sh, line 2: load: {option}: the file does not set it" in said
+    assert any("those of `pdsim init`" in line for line in found.assumed)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,45 @@ def test_settings_outside_the_sections_start_no_server_of_their_own(folder):
     ], "those that the file starts"
 
 
+PAIR = """
+context_servers: {num_instances: 1, urls: ["localhost:8001"], tensor_parallel_size: 2}
+generation_servers: {num_instances: 2, urls: ["localhost:8002", "localhost:8003"], tensor_parallel_size: 2}
+"""
+SERVER = "trtllm-serve Qwen/Qwen3-32B --tp_size 2 --port"
+MPI = "mpirun -n 6 trtllm-serve disaggregated_mpi_worker"
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [f"{SERVER} 8001", f"{SERVER}=8002", f"{SERVER} 8003", "trtllm-serve disaggregated -c pair.yaml"],
+        [f"{SERVER} 8001", f"{SERVER} 8002", "trtllm-serve disaggregated -c pair.yaml"],
+        ["trtllm-serve disaggregated --config_file=pair.yaml"],
+        ["trtllm-serve disaggregated --config-file=pair.yaml"],
+        [f"{MPI} -c pair.yaml", "trtllm-serve disaggregated -c ./pair.yaml"],
+        ["trtllm-serve disaggregated -c pair.yaml", f"{MPI} --config_file pair.yaml"],
+    ],
+)
+def test_a_server_of_an_orchestrators_file_counts_once(tmp_path, commands):
+    (tmp_path / "pair.yaml").write_text(f"model: Qwen/Qwen3-32B\n{PAIR}")
+    (tmp_path / "run.sh").write_text(" &\n".join(commands))
+    found = import_deployment([tmp_path]).data
+    assert [(found[role]["instances"], found[role]["tp"]) for role in ("prefill", "decode")] == [(1, 2), (2, 2)]
+
+
+def test_servers_at_ports_that_are_not_known_stand_for_the_orchestrators(tmp_path):
+    (tmp_path / "pair.yaml").write_text(f"model: Qwen/Qwen3-32B\n{PAIR}")
+    text = f"for i in 1 2 3; do {SERVER} $((8000 + i)) & done\ntrtllm-serve disaggregated -c pair.yaml\n"
+    (tmp_path / "run.sh").write_text(text)
+    assert import_deployment([tmp_path]).data["aggregated"]["instances"] == 3
+
+
+def test_an_orchestrator_without_a_file_is_told(folder):
+    (folder / "run.sh").write_text(SCRIPT.replace("-c disagg.yaml ", ""))
+    told = "line 5: the command names no file by -c FILE, so roles of servers are not known"
+    assert any(line.endswith(told) for line in import_deployment([folder / "run.sh"]).aside)
+
+
 @pytest.mark.parametrize(
     ("kinds", "router"),
     [(("conversation", "load_balancing"), None), (("kv_cache_aware", "load_balancing"), {"prefill": "cache_aware"})],

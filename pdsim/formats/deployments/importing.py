@@ -1,6 +1,5 @@
 """Imports a deployment as a scenario in plain data, with lists of what was read, ignored and assumed."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
@@ -9,14 +8,13 @@ from typing import Any
 
 from pdsim.dataclass import dataclass
 from pdsim.formats.deployments import encoders, trtllm
-from pdsim.formats.deployments.beside import is_beside, load_beside
 from pdsim.formats.deployments.environment import of_environment, of_hold, of_host_memory
 from pdsim.formats.deployments.flags import read_flags
-from pdsim.formats.deployments.loads import load_of
+from pdsim.formats.deployments.loads import is_beside, load_beside, load_of
 from pdsim.formats.deployments.measured_fields import take_measured_fields, with_measured_fields
-from pdsim.formats.deployments.names import gpu_named, model_named, model_of
+from pdsim.formats.deployments.names import gpu_named, model_named, model_of, noted_gpus
 from pdsim.formats.deployments.processes import Process, merged, read_processes
-from pdsim.formats.deployments.readers import Read, Value, difference, parsed
+from pdsim.formats.deployments.readers import Read, Value, difference, differences, parsed
 from pdsim.formats.deployments.routers import router_of
 from pdsim.inputs import parse_yaml, read_text
 from pdsim.scenario.loading import apply_change
@@ -25,15 +23,12 @@ from pdsim.scenario.sections.servers import AggregatedSettings, DecodeSettings, 
 from pdsim.scenario.starter import starting_point
 from pdsim.scenario.yaml_file import ConfigError
 from pdsim.system.catalog import load_gpu, load_model
-from pdsim.system.memory import Layout
 
 _SERVERS = ("sglang", "vllm", "dynamo.sglang", "dynamo.vllm", *trtllm.PROGRAMS)
 _TP_FLAGS = {"tp", "tp-size", "tensor-parallel-size"}
 _USUAL_GPU = "h100"
 _HEAD = 5000
 """Number of characters, from the beginning of a manifest, in which its version is looked for."""
-_NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\bgpu (\S+)")
-"""Pattern of a note that `pdsim launch` writes; its groups are the role and the GPU."""
 
 
 @dataclass
@@ -83,8 +78,7 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
     told = trtllm.roles_of(processes)
     found.aside += told.aside
     started = [one for one in merged(processes) if one.program in _SERVERS and one.replicas]
-    turns = "the file does not say how many turns this loop has; one turn counts"
-    found.assumed += [f"{one.where}: {one.uncounted}: {turns}" for one in started if one.uncounted]
+    found.assumed += [f"{one.where}: {one.note}" for one in started if one.note]
     servers = _chosen([_read(process, told.of_ports) for process in started], found)
     encode = encoders.taken([one.read for one in servers])
     encoding = [one for one in servers if one.role == "encode"]
@@ -97,7 +91,7 @@ def import_deployment(paths: Sequence[Path], *, model: str | None = None, gpu: s
         raise ConfigError(f"{', '.join(map(str, paths))}: the files start no server of SGLang, vLLM or TensorRT-LLM")
     _take_model(found, servers, model)
     by_role = _by_role(servers, found)
-    notes = _noted_gpus(files)
+    notes = noted_gpus(read_text(path) for path in files if path.suffix == ".txt")
     for role, group in by_role.items():
         _take_role(found, role, group, gpu or notes.get(role))
     _take_encoders(found, encoding, encode, gpu or notes.get("encode"))
@@ -126,11 +120,13 @@ def _processes(files: Sequence[Path]) -> Iterator[Process]:
     """Yields the processes that the files start. A configuration file of `trtllm-serve disaggregated` describes several
     servers; the file is read where a command names it, or by itself if no file has commands.
     """
-    read = [(path, read_processes(path)) for path in files]
+    read = [(path, read_processes(path, files)) for path in files]
     has_commands = any(processes for _, processes in read)
+    started = trtllm.started_by([(path.parent, one) for path, processes in read for one in processes])
     for path, processes in read:
         for process in processes:
-            yield from trtllm.expanded(process, path.parent) if process.program in trtllm.PROGRAMS else [process]
+            is_trtllm = process.program in trtllm.PROGRAMS
+            yield from trtllm.expanded(process, path.parent, started) if is_trtllm else [process]
         if not has_commands and path.suffix in (".yaml", ".yml"):
             yield from trtllm.of_orchestrator_file(parse_yaml(read_text(path), str(path)), str(path))
 
@@ -171,20 +167,44 @@ def _chosen(servers: Sequence[_Server], found: Imported) -> Sequence[_Server]:
     others = [one for one in servers if one not in scripts]
     if not scripts or not others or not all(_GRAPH in one.process.where for one in others):
         return servers
-    if _numbers(scripts) != _numbers(others):
+    if differs := _difference(others, scripts):
         graph = others[0].process.where.partition(_GRAPH)[0] + _GRAPH
-        raise ConfigError(f"{graph}: starts other servers than the scripts beside it; give the scripts or {_GRAPH}")
+        said = f"starts other servers than the scripts beside it: {differs}"
+        raise ConfigError(f"{graph}: {said}; give the scripts or {_GRAPH}")
     found.aside.append(f"{_GRAPH}: the same as the scripts beside it")
     return scripts
 
 
+def _difference(others: Sequence[_Server], scripts: Sequence[_Server]) -> str:
+    """Names the first difference between servers of graph.yaml (others) and of scripts. Empty: they are the same."""
+    roles = dict.fromkeys(one.role for one in (*others, *scripts))
+    for role in roles:
+        theirs, ours = ([one for one in servers if one.role == role] for servers in (others, scripts))
+        counts = [sum(one.process.replicas for one in servers) for servers in (theirs, ours)]
+        if counts[0] != counts[1]:
+            return f"number of {role or 'aggregated'} servers: {counts[0]} instead of {counts[1]}"
+        more, fewer = _numbers(theirs), _numbers(ours)
+        if more == fewer:
+            continue
+        one = next(one for one in theirs if more[_settings(one)] > fewer[_settings(one)])
+        other = next(one for one in ours if more[_settings(one)] < fewer[_settings(one)])
+        pairs = [(f"{role or 'aggregated'}: {text}", beside) for text, beside in differences(one.read, other.read)]
+        pairs = [(one.process.program, other.process.program), (one.model, other.model), *pairs]
+        return next((f"{text} instead of {beside}" for text, beside in pairs if text != beside), "other settings")
+    return ""
+
+
 def _numbers(servers: Sequence[_Server]) -> Counter[str]:
-    """Number of servers with each program, role, model and settings."""
+    """Number of servers with each program, model and settings."""
     numbers = Counter[str]()
     for one in servers:
-        settings = [sorted(fields.items()) for fields in (one.read.server, one.read.common)]
-        numbers[repr((one.process.program, one.role, one.model, settings))] += one.process.replicas
+        numbers[_settings(one)] += one.process.replicas
     return numbers
+
+
+def _settings(server: _Server) -> str:
+    settings = [sorted(fields.items()) for fields in (server.read.server, server.read.common)]
+    return repr((server.process.program, server.model, settings))
 
 
 def _read(process: Process, of_ports: Mapping[str, str]) -> _Server:
@@ -257,7 +277,7 @@ def _take_role(found: Imported, role: str, group: Sequence[_Server], gpu: str | 
     if fields.get("dp", 1) > 1 and fields["tp"] > load_gpu(found.data[role]["gpu"]).gpus_per_server:
         found.data[role].setdefault("moe_a2a_backend", "none")  # the engines' default; that of scenarios is deepep
     if (share := found.data[role].pop("free_fraction", None)) is not None and "pool_tokens" not in fields:
-        found.data[role]["mem_fraction"] = _of_all_memory(share, found, found.data[role], first.read)
+        found.data[role]["mem_fraction"] = trtllm.share_of_all_memory(share, found.data, found.data[role], first.read)
         found.assumed.append(f"{role}.mem_fraction: {share:g} of the memory that the weights leave free")
     found.understood.append(f"{role}: {instances} of {' '.join(first.read.understood)}")
     found.aside += [f"{role}: {flag}" for flag in first.read.aside]
@@ -285,24 +305,6 @@ def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str
     if group:
         found.understood.append(f"encode: {num_instances} of {' '.join(group[0].read.understood)}")
         found.aside += [f"encode: {flag}" for flag in group[0].read.aside]
-
-
-def _of_all_memory(share: float, found: Imported, role: Mapping[str, Any], read: Read) -> float:
-    """Share of a GPU's memory for weights and KV together. share: the part that the engine takes for KV, of the memory
-    that the weights leave free. found, role, read: name the model, its GPUs, and its data types.
-    """
-    model, dtype = load_model(found.data["model"]), found.data.get("weight_dtype")
-    gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
-    layout = Layout(
-        model=model if dtype is None else model.in_dtype(dtype),
-        gpu=gpu,
-        tp=role["tp"] // dp,
-        dp=dp,
-        has_whole_experts=dp > 1,
-        kv_dtype=read.common.get("kv_dtype", "bf16"),
-    )
-    weights = layout.weight_bytes_per_rank / gpu.memory_bytes / role.get("pp", 1)
-    return float(round(min(1.0, weights + share * max(0.0, 1 - weights)), 4))
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
@@ -390,12 +392,6 @@ def _fields() -> dict[str, frozenset[str]]:
 
 
 _FIELDS = _fields()
-
-
-def _noted_gpus(files: Sequence[Path]) -> Mapping[str, str]:
-    """The GPU of each role, read from the notes that `pdsim launch` writes in addition to commands."""
-    notes = [read_text(path) for path in files if path.suffix == ".txt"]
-    return {role: gpu for text in notes for role, gpu in _NOTE.findall(text)}
 
 
 def _take_router(found: Imported, processes: Sequence[Process], *, is_pair: bool) -> None:

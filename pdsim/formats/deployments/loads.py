@@ -1,10 +1,16 @@
-"""Reads the commands of load generators as workload and client of a scenario."""
+"""Reads loads as workload and client of a scenario: the commands of load generators, and files beside a deployment,
+which are traces or results of load generators.
+"""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from pdsim.formats.deployments.readers import Value
-from pdsim.inputs import finite, whole
+from pdsim.formats.results.reading import is_printed, read_results
+from pdsim.inputs import InputError, finite, whole
+from pdsim.scenario.starter import workload_of_trace
+from pdsim.scenario.yaml_file import ConfigError
 
 Load = dict[str, Any]
 """Fields of a scenario: workload, client, seed and name."""
@@ -38,10 +44,17 @@ class _Flags:
         found = next((self._flags[name] for name in names if name in self._flags), default)
         return found if isinstance(found, str) and "$" not in found else default
 
-    def unset(self, name: str) -> str:
-        """The value of an option if it is a variable that the file does not set. Otherwise empty."""
+    def source(self, name: str, default: str = "") -> str:
+        """The value of an option that names a data set or a file with requests, without which the load is not known.
+        Raises ValueError if the option has several values, or a variable that the file does not set.
+        """
         found = self._flags.get(name, "")
-        return found if isinstance(found, str) and "$" in found else ""
+        text = " ".join(found) if isinstance(found, list) else str(found)
+        if "$" in text:
+            raise ValueError(f"--{name} {text}: the file does not set it; write the name in its place")
+        if isinstance(found, list):
+            raise ValueError(f"--{name} {text}: expected one value")
+        return self.text(name, default=default)
 
     def count(self, *names: str, default: int) -> int:
         return whole(self.text(*names, default=str(default)))
@@ -113,9 +126,7 @@ def _random(flags: _Flags, span: Callable[[int, float], tuple[int, int]], defaul
 
 
 def _of_sglang(flags: _Flags) -> tuple[Load, list[str]]:
-    dataset = flags.text("dataset-name", default="sharegpt")
-    if given := flags.unset("dataset-name"):
-        raise ValueError(f"--dataset-name {given}: the file does not set it; write the data set's name in its place")
+    dataset = flags.source("dataset-name", default="sharegpt")
     if dataset == "generated-shared-prefix":
         workload: Load = {
             "use": "shared_prefix_groups",
@@ -135,7 +146,7 @@ def _of_sglang(flags: _Flags) -> tuple[Load, list[str]]:
 
 
 def _of_vllm(flags: _Flags) -> tuple[Load, list[str]]:
-    dataset = flags.text("dataset-name", default="random")
+    dataset = flags.source("dataset-name", default="random")
     if dataset == "prefix_repetition":
         groups = flags.count("prefix-repetition-num-prefixes", default=10)
         if groups < 1:
@@ -159,7 +170,7 @@ def _of_vllm(flags: _Flags) -> tuple[Load, list[str]]:
 
 
 def _of_aiperf(flags: _Flags) -> tuple[Load, list[str]]:
-    if flags.text("input-file"):
+    if flags.source("input-file"):
         raise ValueError("its --input-file: give that file to pdsim import, too")
     sizes = {
         "input_tokens": flags.count("isl", "synthetic-input-tokens-mean", "prompt-input-tokens-mean", default=550),
@@ -181,3 +192,47 @@ _READERS: dict[str, Callable[[_Flags], tuple[Load, list[str]]]] = {
     "vllm-load": _of_vllm,
     "aiperf-load": _of_aiperf,
 }
+
+_SUFFIXES = (".json", ".jsonl", ".csv", ".gz")
+
+
+def is_beside(path: Path) -> bool:
+    """True if the file can give the load of a deployment: a trace or a result of a load generator by the file's name,
+    or a report that a load generator printed.
+    """
+    return path.suffix in _SUFFIXES or is_printed(path)
+
+
+def load_beside(path: Path) -> tuple[dict[str, Any], str]:
+    """Reads a load from a file. Returns (the scenario's fields `workload` and `client`, a text with assumptions; empty:
+    none). Raises ConfigError if the file is neither a trace nor a load generator's result with totals of requests,
+    prompt tokens and output tokens.
+    """
+    try:
+        summary = {} if path.suffix == ".gz" else read_results(path)[0].summary
+    except InputError:
+        summary = {}
+    if _has_lengths(summary):
+        return _of_summary(summary), f"workload: equal lengths, the means of {path.name}"
+    try:
+        workload, has_times = workload_of_trace(path)
+    except ConfigError as wrong:
+        raise ConfigError(f"{path} is no result of a client and no trace: {wrong}") from None
+    client: dict[str, Any] = {"use": "open_loop"} if has_times else {"use": "closed_loop", "concurrency": 64}
+    said = "" if has_times else f"client: 64 in flight: {path.name} has no times"
+    return {"workload": workload, "client": client}, said
+
+
+def _has_lengths(summary: dict[str, Any]) -> bool:
+    return all(summary.get(name) for name in ("completed", "total_input_tokens", "total_output_tokens"))
+
+
+def _of_summary(summary: dict[str, Any]) -> dict[str, Any]:
+    count = round(summary["completed"])
+    lengths = {f"{what}put_tokens": max(1, round(summary[f"total_{what}put_tokens"] / count)) for what in ("in", "out")}
+    client: dict[str, Any] = {"use": "open_loop"}
+    if summary.get("max_concurrency"):
+        client = {"use": "closed_loop", "concurrency": round(summary["max_concurrency"]), "warm_up_requests": 0}
+    elif summary.get("request_throughput"):
+        client["arrivals"] = {"use": "poisson", "rate": f"{summary['request_throughput']:g} /s"}
+    return {"workload": {"use": "random_lengths", "num_requests": count, **lengths}, "client": client}

@@ -82,5 +82,14 @@ def gpu_named(label: str) -> str | None:
     return _longest(name for name in names("gpus") if re.sub(r"[^a-z0-9]", "", name) in text)
 
 
+_NOTE = re.compile(r"#\s*(prefill|decode|aggregated|encode): instances \d+, .*\bgpu (\S+)")
+"""Pattern of a note that `pdsim launch` writes; its groups are the role and the GPU."""
+
+
+def noted_gpus(texts: Iterable[str]) -> dict[str, str]:
+    """The GPU of each role, read from the notes that `pdsim launch` writes in addition to commands."""
+    return {role: gpu for text in texts for role, gpu in _NOTE.findall(text)}
+
+
 def _longest(found: Iterable[str]) -> str | None:
     return max(found, key=len, default=None)

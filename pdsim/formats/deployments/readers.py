@@ -77,6 +77,15 @@ def difference(read: Read, first: Read) -> str:
     return ", and ".join(f"{', '.join(options)} {change}" for options, change in changes if options)
 
 
+def differences(read: Read, other: Read) -> list[tuple[str, str]]:
+    """Lists the options that two servers do not have with the same value: (option and value of the server, those of the
+    other server). A server that lacks the option has "no --OPTION". read, other: options of the two servers.
+    """
+    own, others = ({text.split()[0]: text for text in one.understood} for one in (read, other))
+    differing = (name for name in {**own, **others} if own.get(name) != others.get(name))
+    return [(own.get(name, f"no {name}"), others.get(name, f"no {name}")) for name in differing]
+
+
 def text_of(value: Value) -> str:
     """The value of an option as a text. Raises ValueError if the option has no value, or several."""
     if not isinstance(value, str):

@@ -5,7 +5,7 @@ Names and defaults come from TensorRT-LLM's commands/serve.py, llmapi/llm_args.p
 CacheTransceiverConfig) and llmapi/disagg_utils.py (extract_disagg_cfg).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +16,8 @@ from pdsim.formats.deployments.processes import Process
 from pdsim.formats.deployments.readers import Read, parsed
 from pdsim.formats.deployments.trtllm_flags import OPTION_FILES
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, read_text, shown, whole
+from pdsim.system.catalog import load_gpu, load_model
+from pdsim.system.memory import Layout
 
 PROGRAMS = ("trtllm", "dynamo.trtllm")
 _ORCHESTRATORS = ("disaggregated", "disaggregated_mpi_worker")
@@ -29,6 +31,8 @@ _OF_ORCHESTRATOR = {
     "allow_request_chat_template", "gen_strip_message_history", "gen_tokids_ctxbytes", "disagg_coordinator_url",
 }  # fmt: skip
 _NOT_READ = ("conditional_disagg_config", "disagg_cluster", "schedule_style")
+_USUAL_PORT = "8000"
+"""Port of trtllm-serve without --port."""
 _USUAL_PAGE, _USUAL_TOKENS, _USUAL_FRACTION = 32, 8192, 0.9
 """Defaults of tokens_per_block, max_num_tokens and free_gpu_memory_fraction."""
 
@@ -47,20 +51,56 @@ class Roles(NamedTuple):
     """
 
 
-def expanded(process: Process, folder: Path) -> list[Process]:
-    """The process, with the options of the YAML files that it names. For an orchestrator: the servers that its file
-    describes, then the orchestrator. The script may write these files itself.
-    """
+class Started(NamedTuple):
+    """Servers that commands of trtllm-serve start, which the orchestrator does not start again."""
+
+    ports: set[str]
+    """Ports of the servers, as texts. An unset variable in a text: one of these ports is not known."""
+    files: set[Path]
+    """Files that `trtllm-serve disaggregated_mpi_worker` names: it starts the servers that these files describe."""
+
+
+def started_by(processes: Sequence[tuple[Path, Process]]) -> Started:
+    """Finds the servers that commands of trtllm-serve start. processes: each with the folder of its script."""
+    found = Started(set(), set())
+    for folder, process in processes:
+        words = _words_of(process)
+        if process.program == "trtllm" and words[:1] == ["disaggregated_mpi_worker"]:
+            found.files.add((folder / _file_of(words)).absolute())
+        elif process.program == "trtllm" and words[:1] != ["disaggregated"]:
+            found.ports.add(str(parsed(words)[1].get("port", _USUAL_PORT)))
+    return found
+
+
+def _words_of(process: Process) -> list[str]:
     words = [part for word in process.words for part in _parts(word)]
-    words = words[1:] if words[:1] == ["serve"] else words
+    return words[1:] if words[:1] == ["serve"] else words
+
+
+def _file_of(words: Sequence[str]) -> str:
+    """The file that an orchestrator's command names. Empty: none."""
+    return next((one for flag, one in pairwise(words) if flag.replace("_", "-") in ("-c", "--config-file")), "")
+
+
+def expanded(process: Process, folder: Path, started: Started) -> list[Process]:
+    """The process, with the options of the YAML files that it names. For an orchestrator: the servers that its file
+    describes, then the orchestrator. The script may write these files itself. started: servers that commands start.
+    """
+    words = _words_of(process)
     if words[:1] and words[0] in _ORCHESTRATORS:
-        name = next((value for flag, value in pairwise(words) if flag in ("-c", "--config_file")), "")
+        name = _file_of(words)
         config = _options_of(process, folder, name)
         if config is None:
-            lack = {f"aside {name}: there is no such file beside the command, so roles of servers are not known": ""}
+            why = (
+                f"{name}: there is no such file beside the command" if name else "the command names no file by -c FILE"
+            )
+            lack = {f"aside {why}, so roles of servers are not known": ""}
             return [replace(process, program="trtllm-orchestrator", words=[], variables=lack)]
         described = replace(process, where=f"{process.where}: {name}")
-        return _described(described, config, starts_urls=words[0] == "disaggregated_mpi_worker")
+        if words[0] == "disaggregated_mpi_worker":
+            return _described(described, config, None)
+        servers = _described(described, config, started.ports)
+        return servers[-1:] if (folder / name).absolute() in started.files else servers
     for flag, name in list(pairwise(words)):
         if flag.replace("_", "-") in _OPTIONS and (options := _options_of(process, folder, name)) is not None:
             at = words.index(flag)
@@ -108,18 +148,18 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
     """
     if not isinstance(config, dict) or not _SECTIONS.keys() & config.keys():
         return []
-    return _described(Process(where, "trtllm", []), config, starts_urls=True)
+    return _described(Process(where, "trtllm", []), config, None)
 
 
-def _described(process: Process, config: Mapping[str, Any], *, starts_urls: bool) -> list[Process]:
+def _described(process: Process, config: Mapping[str, Any], ports: Collection[str] | None) -> list[Process]:
     """The servers whose settings an orchestrator's configuration file has, then the orchestrator itself. process: the
-    orchestrator's command. config: content of the file. starts_urls: as for `_servers_of`. Raises InputError if
+    orchestrator's command. config: content of the file. ports: as for `_servers_of`. Raises InputError if
     context_servers or generation_servers is wrong.
     """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
     orchestrator = replace(process, program="trtllm-orchestrator", words=[], variables=_about_servers(config))
-    return [*_servers_of(process, config, starts_urls=starts_urls), orchestrator]
+    return [*_servers_of(process, config, ports), orchestrator]
 
 
 def _check_section(servers: Any, where: str) -> None:
@@ -141,23 +181,28 @@ def _check_section(servers: Any, where: str) -> None:
         raise InputError(f"{where}: expected as many urls as num_instances {count}, found {shown(urls)}")
 
 
-def _servers_of(process: Process, config: Mapping[str, Any], *, starts_urls: bool) -> Iterator[Process]:
+def _servers_of(process: Process, config: Mapping[str, Any], ports: Collection[str] | None) -> Iterator[Process]:
     """Yields the servers whose settings an orchestrator's file has. Settings outside its sections apply to the servers
     of both sections. A section that is absent has no servers.
 
-    starts_urls: True: servers whose section gives their URLs, but no settings, have the settings outside the sections.
-    False: other commands start these servers.
+    ports: ports of servers that other commands start. A server with a URL counts only if its port is not among them,
+    if all ports are known, and if its section has settings. None: the file starts all servers, and servers whose
+    section gives their URLs, but no settings, have the settings outside the sections.
     """
     common = {name: value for name, value in config.items() if name not in (*_OF_ORCHESTRATOR, *_NOT_READ)}
     for section, role in _SECTIONS.items():
         own = _section(config, section)
         given = {**common, **own}
-        has_settings = (given if starts_urls or "urls" not in own else own).keys() - _NO_SETTINGS - {"backend"}
+        urls = own.get("urls")
+        has_settings = (given if ports is None or urls is None else own).keys() - _NO_SETTINGS - {"backend"}
         if not own or not has_settings:
             continue
         words = list(_flags_of({name: value for name, value in given.items() if name not in _NO_SETTINGS}))
-        count = given.get("num_instances", 1)
-        yield replace(process, program="trtllm", words=words, role=role, replicas=whole(count))
+        count = whole(given.get("num_instances", 1))
+        if ports is not None and urls is not None:
+            is_known = not any("$" in port for port in ports)
+            count = sum(is_known and str(url).rpartition(":")[2] not in ports for url in urls)
+        yield replace(process, program="trtllm", words=words, role=role, replicas=count)
 
 
 def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -232,3 +277,21 @@ def finish(read: Read, role: str) -> None:
         server.setdefault("rank_chunk_tokens", _USUAL_TOKENS)
         if not server.pop("is_chunked", False):
             read.assumed.append("prompts longer than max_num_tokens are computed in chunks; TensorRT-LLM refuses them")
+
+
+def share_of_all_memory(share: float, data: Mapping[str, Any], role: Mapping[str, Any], read: Read) -> float:
+    """Share of a GPU's memory for weights and KV together. share: the part that the engine takes for KV, of the memory
+    that the weights leave free. data, role, read: name the model, its GPUs, and its data types.
+    """
+    model, dtype = load_model(data["model"]), data.get("weight_dtype")
+    gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)
+    layout = Layout(
+        model=model if dtype is None else model.in_dtype(dtype),
+        gpu=gpu,
+        tp=role["tp"] // dp,
+        dp=dp,
+        has_whole_experts=dp > 1,
+        kv_dtype=read.common.get("kv_dtype", "bf16"),
+    )
+    weights = layout.weight_bytes_per_rank / gpu.memory_bytes / role.get("pp", 1)
+    return float(round(min(1.0, weights + share * max(0.0, 1 - weights)), 4))
