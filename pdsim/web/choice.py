@@ -46,7 +46,7 @@ class Choice:
     """
 
     model: str | None
-    """Name of the model in the catalog."""
+    """Name of the model in the catalog. None: the scenario's model."""
     weight_dtype: str | None
     kv_dtype: str | None
     servers: tuple[Server, ...]

@@ -142,8 +142,8 @@ class ServerNics:
 
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
         """Returns the bytes that the busiest GPU of the instance sends or receives during a step, whichever are more,
-        as a single flow. Its path has the links of both directions, with weights. num_tokens, mean_tokens, decodes: as
-        in `computing_ns`.
+        as a single flow. Its path has the links of both directions; a link's weight is the share of these bytes that
+        pass it. num_tokens, mean_tokens, decodes: as in `computing_ns`.
         """
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill

@@ -56,7 +56,8 @@ class Speculation:
         self._accepted = accepted
         self._states: dict[int, _State] = {}
         self._rows: list[tuple[_State, int]] = []
-        """State of each sequence of the batch, and number of tokens that the present step gives to it."""
+        """State of each sequence of the batch, and number of output tokens that the present step adds to it: its
+        accepted drafts and one more."""
         self._free_slots: list[int] = []
         self._num_slots = 0
 
