@@ -6,7 +6,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import current_thread, main_thread
 from typing import NoReturn
 
@@ -35,7 +35,7 @@ def _heeded() -> list[signal.Signals]:
 
 
 def _interrupt(number: int, _frame: object) -> NoReturn:
-    if number != signal.SIGTERM:
+    if number != signal.SIGTERM:  # so it is SIGHUP
         _leave_closed_terminal()
     raise KeyboardInterrupt
 
@@ -43,9 +43,10 @@ def _interrupt(number: int, _frame: object) -> NoReturn:
 def _leave_closed_terminal() -> None:
     """Sends what is printed from now on to /dev/null if the terminal is closed: a write to it would raise an error."""
     for descriptor in (1, 2):
-        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
-            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
-                os.dup2(nowhere.fileno(), descriptor)
+        with suppress(OSError):  # the caller closed it
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+                    os.dup2(nowhere.fileno(), descriptor)
 
 
 @contextmanager
