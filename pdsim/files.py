@@ -84,7 +84,7 @@ def require_empty_or_own(folder: Path, what: str, *, is_own: bool) -> None:
 
 
 def foreign_files(folder: Path, own: Collection[str]) -> list[str]:
-    """Paths below a folder that match no pattern in `own`. A link to a folder counts as foreign."""
+    """Paths of files in a folder, relative to it, that match no pattern in `own`. Links to folders count as files."""
     found = []
     for place, folders, files in os.walk(folder):
         below = Path(place).relative_to(folder)

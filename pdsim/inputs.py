@@ -134,8 +134,8 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def parse_yaml_documents(text: str, where: str) -> list[Any]:
-    """The YAML 1.2 values of a text that has several documents, as Kubernetes manifests do. where, errors: as for
-    parse_yaml.
+    """The YAML 1.2 values of a text that has several documents, as Kubernetes manifests do. where: name of the text in
+    messages. Raises InputError in the same cases as parse_yaml.
     """
     documents: list[Any] = _parsed_yaml(text, where, one=False)
     return documents

@@ -1,7 +1,7 @@
 """Gated delta nets over states in slots: one token of each sequence (decode), or chunks of several (prefill).
 
 Decode computes the same as `recur` in pdreal.model.delta, prefill the same as `scan`. Decode reads and writes each
-state once; with 128 x 128 states in fp32 these bytes are nearly all its traffic. Prefill works as SGLang
+state once; with 128 x 128 states in fp32 these are nearly all bytes that it moves. Prefill works as SGLang
 (kernels/ops/attention/fla/chunk.py): it solves all chunks of up to 64 tokens at once (prepare), goes from chunk to
 chunk with a part of the state in registers (scan), then computes the outputs of all chunks at once. No sequence uses
 slot 0, to which padding writes.
@@ -18,7 +18,7 @@ from torch import Tensor
 CHUNK_TOKENS = 64
 _CHANNELS = 256
 _STEP_VALUES, _SCAN_VALUES, _OUTPUT_VALUES = 16, 32, 64
-"""Number of value dimensions of a head that one program computes: of a step, of states, and of outputs."""
+"""Number of value dimensions of a head that one program of step_kernel, scan_kernel and outputs_kernel computes."""
 
 
 class Recurrence(Protocol):

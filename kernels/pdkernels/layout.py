@@ -47,9 +47,9 @@ class KvLayout:
         return head * self.head_bytes * (self.page_size if self.order == "HND" else 1)
 
     def check_heads(self, heads: range | None, parts: int) -> range:
-        """Returns the range of heads; None means all heads. parts: number of equal parts into which the heads are to be
-        divided. Raises ValueError if the range is empty or has gaps, if the layout lacks some of the heads, or if the
-        heads do not divide into this number of equal parts.
+        """Returns `heads`, or the range of all heads if `heads` is None. parts: number of equal parts into which the
+        heads are to be divided. Raises ValueError if the range is empty or has gaps, if the layout lacks some of the
+        heads, or if the heads do not divide into this number of equal parts.
         """
         if heads is None:
             heads = range(self.heads)
@@ -65,9 +65,9 @@ class Pool:
     """The KV pages of one rank, registered once: K and V tensors of every layer and the table of their addresses.
     prepared: launches that were prepared for this pool (checked arguments and kernels), by their arguments.
 
-    Args: keys, values: one tensor per layer, contiguous, alike in shape, dtype and device; values may be empty. Three
-    dimensions mean NHD [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim]. page_size: tokens
-    per page, a power of two. None: 1 for NHD; for HND, the size is taken from the tensors.
+    Args: keys, values: one tensor per layer, contiguous, alike in shape, dtype and device; values are empty for
+    latents. Three dimensions mean NHD [slots, heads, head_dim], four mean HND [pages, heads, page_size, head_dim].
+    page_size: tokens per page, a power of two. None: 1 for NHD; for HND, the size is taken from the tensors.
     """
 
     keys: Sequence[torch.Tensor]

@@ -135,8 +135,8 @@ def write_scenario(folder: Path, scenario: Scenario) -> None:
 @contextmanager
 def progress_over(what: str, total: int | None, *, quiet: bool) -> Iterator[Callable[..., None]]:
     """Context with a progress bar named `what`. Nothing is shown if `quiet` is True or stderr is no terminal. Yields a
-    function that advances the bar: by one without arguments, or to a count and a total if these two are given. total:
-    steps until the end; None: not known.
+    function that advances the bar: by one without arguments, otherwise to a given count. A second argument replaces the
+    total. total: steps until the end; None: not known.
     """
     if quiet or not sys.stderr.isatty():
         yield lambda _done=None, _total=None: None

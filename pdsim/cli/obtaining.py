@@ -214,8 +214,8 @@ def typical_steps(scenario: Scenario) -> list[StepTerms]:
 
 
 def kernels_of(scenario: Scenario) -> dict[str, dict[str, str]]:
-    """For each role whose cost comes from kernels: texts that say where the times of its operators were measured, by
-    operator.
+    """For each role whose cost comes from kernels: a text for each operator, by operator, which says if its times were
+    measured on the role's GPU or are medians of other GPUs.
     """
     costs = {role: scenario.cost.decode if role == "decode" else scenario.cost.prefill for role in roles(scenario)}
     return {role: origins(layout_of(scenario, role)) for role, cost in costs.items() if isinstance(cost, Kernels)}

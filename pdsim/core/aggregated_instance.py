@@ -81,8 +81,8 @@ class AggregatedInstance(DecodingInstance[AggregatedRequest]):
         """True: running requests of lower priority exist, but preempting all of them would not make enough room for the
         waiting request."""
         self._blocked_by = ""
-        """Resource that the first blocked prompt lacked. The instance tries no prompt again until a request leaves the
-        batch (SGLang's batch_is_full)."""
+        """Resource that the first blocked prompt lacked: "slots" or "pages". Empty: no prompt is blocked. Otherwise
+        no prompt begins until a request leaves the batch (SGLang's batch_is_full)."""
 
     # What a preemption policy sees.
 

@@ -89,7 +89,8 @@ class ReceiveInterval:
         """num_steps: number n of decode steps after which SGLang's loop takes new requests. 1: after each step."""
         self._interval = num_steps
         self._start = 0
-        """Number of decode steps before the last forward with prompts, or before the instance became idle."""
+        """Number of decode steps that had ended when the loop last chose a step with prompts, or no step. If that step
+        also decodes, it is counted as ended."""
 
     def num_held_steps(self, step: Step | Wait, num_done: int) -> int:
         """Number of decode steps that begin after `step` before SGLang's loop takes new requests. The caller must call

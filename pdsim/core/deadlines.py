@@ -27,7 +27,7 @@ class Deadlines:
         self._name = name
         self._due: deque[tuple[int, int]] = deque()
         self._woken_ns = -1
-        """Time in ns of the last alarm."""
+        """Time in ns at which the last requested alarm wakes the owner. -1: no alarm was requested yet."""
 
     @property
     def limit(self) -> str:

@@ -58,8 +58,8 @@ class EngineRules:
     length, shortest first."""
     masks_empty_rows: bool = True
     """A CUDA graph may compute more tokens than the batch has; the graph's rows beyond the batch are empty. True: if
-    each GPU holds whole experts (expert parallelism), the experts do not compute these empty rows. False: they compute
-    them on Blackwell, unless tokens are sent to the GPUs of their experts. Without effect for vLLM, which has no mask.
+    each GPU holds whole experts (expert parallelism), the experts do not compute these empty rows. False: on Blackwell,
+    experts compute empty rows, unless tokens are sent to the GPUs of their experts. No effect for vLLM, without a mask.
     """
     num_allocation_kernels: int = 1
     """Number of variants of the page-allocation kernels that a cold server compiles for each number of requests

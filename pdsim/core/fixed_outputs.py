@@ -53,7 +53,7 @@ class SimulatedEnds:
         """Returns True if the tokens suffice for the outputs of this request, of the running requests, and of the
         requests in `begun`, which the forward has begun already.
 
-        num_free_tokens: tokens that are free when the request has room for its prompt. The first call of a forward
+        num_free_tokens: tokens that stay free after the request got room for its prompt. The first call of a forward
         reads `begun`; later calls ignore it, because each call also remembers its own request.
         """
         if self._ends is None:

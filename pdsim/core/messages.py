@@ -1,5 +1,5 @@
 """Messages, commands and steps of state machines: instances, router, senders, receivers and others. They are immutable
-and consist of ids, numbers, texts and token sequences, so that they can cross processes.
+and consist of ids, numbers, strings and token sequences, so that they can cross processes.
 
 Messages go to a state machine. Commands come from a state machine, and its driver carries them out. A step is work that
 an instance asks its executor to run.
@@ -14,7 +14,7 @@ from pdsim.policy.views import TokenSequence
 
 
 class CachedTokens(NamedTuple):
-    """Numbers of a prompt's tokens that an instance has cached, as the instance's KV events tell the router."""
+    """How many tokens of a prompt an instance has cached, as the instance's KV events tell the router."""
 
     instance_id: str
     num_device_tokens: int
@@ -841,7 +841,7 @@ class DecodeStep:
     itself writes count, too."""
     num_distinct_tokens: int
     """Number of KV tokens that the first step reads, where a cached prefix that several requests share counts once, or
-    once per wave of attention."""
+    once per wave (requests whose attention runs at the same time)."""
     max_steps: int
 
 
@@ -945,5 +945,5 @@ def receiver_of(decode_id: str) -> str:
 
 
 def embeddings_of(language_id: str) -> str:
-    """Returns the id of the state machine that gives media of a prefill or aggregated instance to encode instances."""
+    """Returns the id of the state machine that sends media to encode instances for the instance language_id."""
     return f"{language_id}.embeddings"

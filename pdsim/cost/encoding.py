@@ -78,7 +78,8 @@ class EncodingStepTimes(StepTimes):
         self, step: PrefillStep, start_ns: int, expert_tokens: float | None = None, other_ns: int = 0
     ) -> int:
         """Duration in ns of a forward, including encoding its images and audio clips or loading their embeddings.
-        start_ns, expert_tokens, other_ns: see StepTimes.
+        start_ns: time in ns at which the forward begins. expert_tokens: number of tokens that experts compute; None:
+        the step's own tokens. other_ns: time in ns of the forward's other work.
         """
         missing = step.media if self.own is None else self.own.to_encode(step)
         encoding_ns = sum(

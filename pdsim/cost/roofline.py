@@ -44,7 +44,7 @@ class RooflineModel:
         """FLOPs per token of routed experts, if they are timed together with the other products; else 0."""
         self._shared_bytes_read = spec.shared_bytes_read
         self._matrix_flops = tp * rate * settings.matrix_efficiency
-        """FLOP/s of one group of GPUs. The cp groups share the tokens of prompts."""
+        """FLOP/s of matrix products on tp GPUs, one context-parallel group. The groups share the tokens of prompts."""
         self._attention_flops = tp * gpu.flops_for("bf16") * settings.attention_efficiency
         self._memory_bandwidth = tp * gpu.memory_bandwidth * settings.memory_efficiency
         self._activation_ns = _activation_ns(settings, layout)
@@ -59,7 +59,7 @@ class RooflineModel:
             AllReduces, layout, fixed_ns=settings.all_reduce_ns, link_efficiency=settings.link_efficiency, nccl=nccl
         )
         self._layer_sums = LayerSums(layout, reductions) if layout.tp * layout.cp > 1 else None
-        """None: one GPU computes whole layers, so no outputs are added up."""
+        """Times of adding up layers' outputs over GPUs. None: one GPU computes whole layers, so none are added up."""
         self._divides = layout.cp > 1 or layout.dcp > 1
         collectives = Collectives(layout, settings.all_reduce_ns, settings.link_efficiency)
         self._prompts = collectives.of_prompts()
@@ -75,7 +75,7 @@ class RooflineModel:
         self._between_hosts = host_traffic(layout, hosts_slower)
         self._exchange_ns = self._exchange_token_ns = 0.0
         self._sums: RankSums | None = None
-        """None: no GPU gets the tokens of all data-parallel ranks."""
+        """Times of giving all data-parallel ranks' tokens to each GPU. None: no GPU gets the tokens of all ranks."""
         if layout.dp > 1 and self._between_hosts is None and not layout.sends_to_experts:
             self._sums = RankSums(
                 layout,
@@ -268,7 +268,8 @@ class ExpertTimes:
         self._spec = spec
         self._dp = layout.dp
         self._num_holders = layout.num_server_gpus if layout.has_whole_experts else 1
-        """Number of GPUs that hold whole experts. A forward waits for the GPU that reads most experts."""
+        """Number of GPUs that hold whole experts; 1: all GPUs share each expert. A forward waits for the GPU that reads
+        most experts."""
         self._token_ns = 1e9 * spec.expert_flops_per_token / (tp * gpu.flops_for(spec.weight_dtypes[-1]))
         self._token_ns /= settings.expert_efficiency
         self._token_ns += spec.experts.num_layers * layout.dp * settings.expert_token_ns

@@ -369,7 +369,8 @@ class StepTimes:
 
     def decode_terms(self, num_requests: int, num_context_tokens: int, num_distinct_tokens: int) -> Terms:
         """Returns the terms of a decode step's duration in ns, by name. Their sum is the duration if speedup is 1.
-        num_context_tokens, num_distinct_tokens: as in messages.DecodeStep.
+        num_context_tokens: KV tokens that the batch reads. num_distinct_tokens: the same, but a token that several
+        requests share counts once (once per wave of attention).
         """
         line = self.decode_line(num_requests)
         terms = self.decode.decode_terms(self.num_computed(num_requests))

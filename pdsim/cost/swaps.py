@@ -12,14 +12,15 @@ from pdsim.core.messages import HiSparseStep
 from pdsim.dataclass import dataclass
 
 FIND_NS, SHORT_NS = 11_200, 5_000
-"""Time in ns of the kernel without copies: if the KV of a request does not fit its buffer, and if all KV fits."""
+"""Times in ns of the kernel that finds missing tokens, without copies: if the KV of at least one request does not fit
+its buffer, and if all KV fits."""
 TOKEN_NS = 118.5
 """Time in ns in which one block of threads copies the KV of one token in one layer, if the host link is not the
 bottleneck.
 """
 COPY_NS, COPY_TOKEN_NS = 4_800, 28.0
-"""Time in ns of a kernel that copies tokens of a layer that shares the index: without tokens, and for each token of any
-request."""
+"""Times in ns of the kernel that copies tokens of a layer without an indexer: a fixed time, and the time for each token
+of any request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class Place(NamedTuple):
     first_gpu: int
     """Index of the first GPU that the server or encode instance uses on each of its hosts."""
     number: int
-    """Number of the server or encode instance among all of the cluster, from 0."""
+    """Number of the server or encode instance among all servers and encode instances of the cluster, from 0."""
 
     @property
     def host(self) -> Expanded:
@@ -156,8 +156,8 @@ def pace(client: Any) -> Flags:
 
 def add_replay(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds two commands to `made`. The first exports the scenario's requests and their send times as a trace. The
-    second lets AIPerf send the trace (options: AIPerf's docs/cli_options.md). For source and model see
-    pdsim.launch.ENGINES.
+    second lets AIPerf send the trace (options: AIPerf's docs/cli_options.md). source: words of a command line that name
+    the scenario's file. model: name or path by which the engine finds the model.
     """
     made.add("trace", ["pdsim", "export", *source], [("to", "mooncake"), ("out", TRACE)])
     made.add("load", LOAD, replay_flags(scenario, model, f"http://{HOST}:{GATEWAY_PORT}", TRACE))
@@ -238,8 +238,8 @@ def _only_resolved(role: str, name: str) -> Check:
 
 
 def _only_with_faults(value: Any, scenario: Scenario) -> str | None:
-    """The rule of other engines for `health`, which only SGLang has. The rule accepts the default values beside
-    faults, which pdsim fills in by itself, and which the scenario of a run folder has.
+    """The rule of other engines for `health`, which only SGLang has. The rule accepts None and, in a scenario with
+    faults, the defaults, which pdsim fills in by itself, so that the scenario of a run folder has them.
     """
     is_resolved = value is None or (scenario.faults and value == HealthSettings())
     return None if is_resolved else "only SGLang has these settings; leave them out"
@@ -276,7 +276,7 @@ class Leaf(NamedTuple):
     path: str
     """Dotted path of the field, such as decode.admission."""
     value: Any
-    """Value of the field. If the field is a component, its name."""
+    """Value of the field. If the value is a component, such as a policy or a workload: the component's name."""
     is_default: bool
     """True: the field has its default value. For a section or a component: the default has the same type; the fields
     inside are leaves of their own.

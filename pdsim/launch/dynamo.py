@@ -166,8 +166,9 @@ def _sglang_flags(scenario: Scenario, role: str, model: str, settings: Flags, at
 
 
 def launch_vllm(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands that run the scenario with Dynamo and workers of vLLM. source, model: as pdsim.launch.ENGINES says.
-    Raises ConfigError, which lists the fields that the commands cannot express.
+    """Commands that run the scenario with Dynamo and workers of vLLM. source: words of a command line that name the
+    scenario's file. model: name or path by which the engine finds the model. Raises ConfigError, which lists the fields
+    that the commands cannot express.
     """
     made, at, _ = _begin(scenario, "dynamo-vllm", VLLM_RULES)
     made.notes += [*vllm.own_ways(scenario), *_of_transport(scenario)]

@@ -173,8 +173,9 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of the encode instances and servers, each on GPUs of its own, of the gateway and of the load. source,
-    model: as pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that SGLang cannot express.
+    """Commands of the encode instances and servers, each on GPUs of its own, of the gateway and of the load. source:
+    words of a command line that name the scenario's file. model: name or path by which the engine finds the model.
+    Raises ConfigError, which lists the fields that SGLang cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "sglang", RULES | ENCODE_RULES), *left_to_the_operator(scenario)])
     at = places(scenario)

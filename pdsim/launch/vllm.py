@@ -155,8 +155,9 @@ RULES: dict[str, Rule] = {
 
 
 def launch(scenario: Scenario, source: Sequence[str], model: str) -> Launch:
-    """Commands of servers, of the router (or of encode instances and their proxy) and of the load. source, model: as
-    pdsim.launch.ENGINES says. Raises ConfigError, which lists the fields that vLLM cannot express.
+    """Commands of servers, of the router (or of encode instances and their proxy) and of the load. source: words of a
+    command line that name the scenario's file. model: name or path by which the engine finds the model. Raises
+    ConfigError, which lists the fields that vLLM cannot express.
     """
     made = Launch(notes=[*notes_on(scenario, "vllm", RULES), *own_ways(scenario)])
     policies = [scenario.router.prefill] if scenario.aggregated else [scenario.router.prefill, scenario.router.decode]
@@ -203,8 +204,8 @@ def _at_host(place: Place, rank: int, settings: Flags) -> Flags:
 
 
 def resolved(scenario: Scenario) -> Scenario:
-    """The scenario with the limits that vLLM takes as defaults. The share of memory and the pool stay empty if not
-    given, because vLLM chooses them.
+    """The scenario with missing sizes of servers filled in, such as the chunk size. mem_fraction and pool_tokens stay
+    as given: if they are None, vLLM chooses them.
     """
     found = resolve(scenario)
     update: dict[str, Any] = {}
@@ -340,10 +341,8 @@ def _hold_seconds(servers: ServerSettings) -> int | None:
 
 def environment(place: Place, host: Expanded, servers: ServerSettings, connector: str | None) -> dict[str, object]:
     """Environment variables of a server's process on one of its hosts: its GPUs, its side channel for NIXL, and
-    settings of other connectors.
-
-    host: address of this host. connector: nixl or mooncake, which sends KV to the other role; None: an aggregated
-    server.
+    settings of other connectors. host: address of this host. connector: nixl or mooncake, which sends KV to the other
+    role; None: an aggregated server.
     """
     gpus = ",".join(str(place.first_gpu + i) for i in range(servers.num_server_gpus // len(place.hosts)))
     found: dict[str, object] = {"CUDA_VISIBLE_DEVICES": gpus}
@@ -379,7 +378,8 @@ def _router_flags(scenario: Scenario, at: dict[str, list[Place]], connector: str
 
 def add_load(made: Launch, scenario: Scenario, source: Sequence[str], model: str) -> None:
     """Adds the command of `vllm bench serve`. If this command cannot send the load: adds commands with which AIPerf
-    sends a trace. source, model: as pdsim.launch.ENGINES says.
+    sends a trace. source: words of a command line that name the scenario's file. model: name or path by which the
+    engine finds the model.
     """
     requests, dataset = _dataset(scenario.workload, scenario.model)
     has_images = ("dataset-name", "random-mm") in dataset

@@ -53,7 +53,9 @@ class OwnGaps:
         collected, but no percentiles of each request's gaps are computed.
         """
         self.groups: list[Run] | None = [] if stream_interval > 1 else None
-        """Groups of tokens of finished requests: `grouped`, in ns. None: each token reaches the client alone."""
+        """Times in ns between the groups of tokens of finished requests, as `grouped` yields them: the weight of a Run
+        is the number of tokens per group. None: each token reaches the client alone.
+        """
         self._stream_interval = stream_interval
         self._has_percentiles = has_percentiles
         self._rows: defaultdict[str, list[_Row]] = defaultdict(list)

@@ -80,10 +80,10 @@ class Recorder:
             self.records.token_groups = own_gaps.groups
         self._requests: dict[int, RequestRecord] = {}
         self._attempts: dict[int, int] = {}
-        """The last attempt of each retried request."""
+        """Id of the last attempt of each retried request, by the client's id of the request."""
         self._last_token_ns: dict[int, int] = {}
-        """Time of the last token of requests outside a batch: retracted, or with a token from a prefill step
-        (aggregated).
+        """Time of the last token, by id of the attempt, for requests outside a batch (retracted, or with a token from a
+        prefill step) and for requests in micro-batches.
         """
         self._decoded_until_ns: dict[str, int] = {}
         """Time of the last token of the requests in a batch, by instance."""

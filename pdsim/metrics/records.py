@@ -12,7 +12,7 @@ from pdsim.metrics.distribution import Run
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, with the times at which its stages began and ended."""
+    """One request, with the times in ns at which its stages began and ended. None: the event never happened."""
 
     request_id: int
     """Number of the request in the order of arrival, from 0."""
@@ -168,7 +168,7 @@ class TransferRecord:
     layers' computation. Empty: nothing.
     """
     setup_ns: int = 0
-    """Time of setting up the batch in the transfer engine; with staging, also of the gather."""
+    """Time of setting up the batch in the transfer engine; with staging, also of gathering KV in the staging buffer."""
     line_ns: int = 0
     """Time of waiting for transfers of other workers, if the engine serves one transfer at a time."""
     posting_ns: int = 0

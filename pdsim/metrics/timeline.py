@@ -74,9 +74,7 @@ def trace_events(records: Records) -> list[Event]:
 
 
 def _names(process: dict[str, int], events: Iterable[Event]) -> Iterator[Event]:
-    """Events that name the processes and tracks which `events` use. process: the number of each instance's process, by
-    the instance's name.
-    """
+    """Events that name the processes and tracks of `events`. process: process id of each instance, by its name."""
     used = {(event["pid"], event["tid"]) for event in events}
     processes = {_REQUESTS: "requests", _LINKS: "links"} | {pid: name for name, pid in process.items()}
     tracks = {_GPU: "GPU", _GRANTS: "grants pages", _MERGES: "merges requests"}
@@ -121,7 +119,7 @@ def _request_events(request: RequestRecord) -> Iterator[Event]:
 def _transfer_events(transfers: Sequence[TransferRecord], process: dict[str, int]) -> Iterator[Event]:
     """Yields the timeline's events of transfers: each transfer is a slice on the track of its worker, and contains
     slices for the causes of delay. A wait for the staging ring is shown at the target instance. Counters show the
-    number of transfers in flight on each path. process: number of each instance's process.
+    number of transfers in flight on each path. process: process id of each instance, by its name.
     """
     for i, transfer in enumerate(transfers):
         pid, tid = process[transfer.source], _FIRST_WORKER + transfer.worker
@@ -156,7 +154,7 @@ def _hand_over_events(records: Records, process: dict[str, int]) -> Iterator[Eve
     """Yields slices for the grants and merges of decode, and up to two arrows per finished disaggregated request. The
     first arrow leads from the grant to the prompt's first forward. If the forward began before the grant, the arrow
     leads to the request's last transfer unit, unless this unit began before the grant, too. The second arrow leads from
-    the last transfer unit to the merge. process: number of each instance's process.
+    the last transfer unit to the merge. process: process id of each instance, by its name.
     """
     done = [r for r in records.requests if r.outcome == "finished" and not r.is_aggregated]
     last_units = {unit.request_id: unit for unit in records.transfers if unit.is_last}
@@ -181,7 +179,8 @@ def _decisions(
     requests: Sequence[RequestRecord], process: dict[str, int], tid: int, name: str, moment: str
 ) -> Iterator[Event]:
     """Slices for decisions of decode instances. Requests whose decision falls on one moment share a slice. process:
-    number of each instance's process. tid: track of the slices. moment: the record field with the time of the decision.
+    process id of each instance, by its name. tid: track of the slices. moment: the record field with the time of the
+    decision.
     """
     together: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for request in requests:
@@ -213,8 +212,8 @@ def _arrow(number: int, name: str, begin: tuple[int, int, int], end: tuple[int, 
 
 
 def _level_events(levels: Iterable[LevelRecord], process: dict[str, int]) -> Iterator[Event]:
-    """Counters of the requests and pages of instances, with an event whenever a value changes. process: number of each
-    instance's process.
+    """Counters of the requests and pages of instances, with an event whenever a value changes. process: process id of
+    each instance, by its name.
     """
     shown: dict[tuple[int, str], dict[str, int]] = {}
     for level in levels:

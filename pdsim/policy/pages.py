@@ -98,8 +98,8 @@ class FewestOutputsFirst:
 
 @dataclass
 class LowestPriorityFirst:
-    """Preempts the request with the lowest priority (SGLang's --retraction-policy priority). Among equals: as
-    fewest_outputs_first.
+    """Preempts the request with the lowest priority (SGLang's --retraction-policy priority). Among equals: the one with
+    the fewest output tokens, then the longest prompt, then the last in the batch (fewest_outputs_first).
     """
 
     last_arrived: bool = False

@@ -107,9 +107,9 @@ def _lookups(waiting: list[QueuedPrefill], view: PrefillView) -> Iterator[tuple[
 
 @dataclass
 class CacheAwareOrder:
-    """Base class of orders that look up all waiting prompts in the prefix cache. The core reorders the queue itself by
-    these orders, so prompts of equal rank keep the order in which the last sort left them. Without a prefix cache, the
-    order is fcfs.
+    """Base class of orders that look up all waiting prompts in the prefix cache. The core keeps the queue in the sorted
+    order, so prompts of equal rank keep the order in which the last sort left them. Without a prefix cache, the order
+    is fcfs.
     """
 
     sorts_long_queues: ClassVar[bool] = False

@@ -295,9 +295,7 @@ class RoutingView(Protocol):
 
     @property
     def session(self) -> int:
-        """Number of the request's session. -1: the request has no session, or the policy has no `reads_sessions =
-        True`.
-        """
+        """Id of the request's session. -1: the request has no session, or the policy lacks `reads_sessions = True`."""
 
     @property
     def instances(self) -> Sequence[InstanceLoad]:
@@ -416,7 +414,7 @@ class RoleSeen(Protocol):
 
 
 class ScalingView(Protocol):
-    """View of a scaling policy: the servers of both roles, and counts since the policy's last decision."""
+    """View for scaling policies: the servers of both roles, and counts since the policy's last decision."""
 
     @property
     def now_ns(self) -> int: ...

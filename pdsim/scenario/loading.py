@@ -33,7 +33,7 @@ Changes = dict[str, Any]
 
 def load_scenario(path: Path | str, changes: Iterable[str] = ()) -> Scenario:
     """Reads a scenario file and changes it. Each change is a text "dotted.path=value". Raises ConfigError for a wrong
-    file or change, or as `parse_scenario` does. A file of a run folder may also use the catalog entries in its folder.
+    file, change or field. A file of a run folder may also use the catalog entries in its folder.
     """
     path = Path(path)
     data = _fields_in(path)
@@ -61,13 +61,13 @@ def parse_scenario(data: dict[str, Any], *, base: Path, where: str = "scenario",
 
 def read_section(path: Path, kind: type[SectionT]) -> SectionT:
     """Reads a file that has the fields of the class `kind`. Raises ConfigError if the file cannot be read or a
-    field is wrong, as `_validated` does.
+    field is wrong.
     """
     return _validated(kind, _fields_in(path), str(path), path.read_text(encoding="utf-8"))
 
 
 def load_cost(profile: Path) -> CostChoice:
-    """Reads the cost of a profile. Raises ConfigError if the file is wrong."""
+    """Reads the section `cost` of a profile file. Raises ConfigError if the file is wrong."""
     return _validated(CostChoice, by_role(read_profile(profile)["cost"]), str(profile))
 
 

@@ -334,7 +334,7 @@ class Scenario(Section):
     @property
     def setup(self) -> Setup:
         """The model, the hardware, and the parallel sizes of the instances. If the cost was measured on one role only,
-        those of this role: sizes of both roles are its own, and sizes that only the other role has are left out.
+        that role's GPU and sizes stand for both roles, and sizes that only the other role has keep their defaults.
         """
         prefill: ServerSettings
         decode: ServerSettings

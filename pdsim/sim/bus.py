@@ -102,7 +102,7 @@ class Driver:
         raise NotImplementedError
 
     def go_at(self, pace: float) -> None:
-        """Sets the speed of the instance's loop. pace: the speed as a share of the speed without posting threads."""
+        """Sets the speed of the instance's loop. pace: the speed as a share of the normal speed."""
         raise NotImplementedError
 
     def kill(self) -> None:
@@ -129,7 +129,7 @@ class Bus:
         self.journal = journal
         """Function that is called with every call into an instance. None: the run writes no journal."""
         self.outputs = {spec.request_id: spec.output for spec in cluster.requests}
-        """Output tokens by the id of an attempt. Clients add the outputs of retries."""
+        """Output tokens of each attempt (first try or retry of a request), by its id. Clients add those of retries."""
         self.order = {instance.instance_id: index for index, instance in enumerate(cluster.instances)}
         self.sender_ids = {instance_id: sender_of(instance_id) for instance_id in self.order}
         self.drivers: dict[str, Driver] = {}

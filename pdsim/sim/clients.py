@@ -177,7 +177,7 @@ class Clients:
         self.on_ended: Callable[[RequestRecord], None] | None = None
         """Function to call with each ended request. None: the cluster has no autoscaler."""
         self.cached: Callable[[TokenSequence], tuple[m.CachedTokens, ...]] | None = None
-        """Function that tells which of a prompt's tokens instances have. None: the router does not ask."""
+        """Function that returns how many tokens of a prompt each instance has cached. None: the router does not ask."""
         self.commands: dict[type, Callable[[Any], None]] = {
             m.FirstToken: self._on_first_token,
             m.PrefillDone: self._on_prefill_done,

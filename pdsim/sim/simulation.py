@@ -241,7 +241,7 @@ class Simulation(Bus):
         return router.metrics_interval_ns > 0 or ("aggregated" in router.roles and bool(router.asked_caches))
 
     def _cached_tokens(self, prompt: TokenSequence) -> tuple[m.CachedTokens, ...]:
-        """Tokens of a prompt that living instances have cached. Instances without any are left out."""
+        """Numbers of a prompt's tokens that each living instance has cached. Instances with none are left out."""
         living = [name for name in self.cluster.router.asked_caches if name not in self._lives.dead]
         found = [m.CachedTokens(name, *self.instance(name).cache.tier_tokens(prompt)) for name in living]
         return tuple([one for one in found if one.num_device_tokens or one.num_host_tokens])

@@ -92,8 +92,8 @@ class Change:
 
     @property
     def is_certain(self) -> bool:
-        """True if the compared number changes in the same direction in the run and in all repetitions, each time by at
-        least 0.5 % (shares: 0.5 percentage points).
+        """True if the number changes in the same direction between the two runs and between each pair of their
+        repetitions, each time by at least 0.5 % (shares: 0.5 percentage points).
         """
         return self.least * self.most > 0 and min(abs(self.least), abs(self.most), abs(self.own)) >= _VISIBLE
 

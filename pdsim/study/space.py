@@ -245,7 +245,8 @@ class Space:
         --try that divide the TP size, or else the scenario's number (an empty change).
 
         One rank per GPU is tried, too, if neither scenario nor --try gives a number, the model has latent attention,
-        and the server has only TP above 1. Without ranks, all GPUs of the server would then hold the same KV.
+        and TP is the server's only parallel size above 1. Without ranks, all GPUs of the server would then hold the
+        same KV.
         """
         path, tp = f"{role}.dp", server.split.tp
         if path in self.tried:
@@ -377,6 +378,6 @@ def _own_split(base: Base, role: str) -> Split:
 
 
 def _new_sizes(base: Base, role: str, split: Split) -> dict[str, int]:
-    """Parallel sizes besides tp in which `split` differs from the scenario's servers of this role."""
+    """Parallel sizes besides tp, by name, in which `split` differs from the scenario's servers of this role."""
     own = _own_split(base, role)
     return {name: size for name in SPLITS[role] if (size := getattr(split, name)) != getattr(own, name)}

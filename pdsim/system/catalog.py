@@ -59,7 +59,7 @@ class GpuSpec:
 
     @property
     def domain(self) -> str:
-        """What messages call the GPUs that gpus_per_server counts."""
+        """Word for the gpus_per_server GPUs in messages: "host" or, if they span several hosts, "NVLink domain"."""
         return "host" if self.gpus_per_host is None else "NVLink domain"
 
     def num_hosts(self, num_gpus: int) -> int:

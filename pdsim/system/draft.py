@@ -107,9 +107,9 @@ def _projection(model: ModelSpec, num_inputs: int) -> int:
 
 
 def _bare(model: ModelSpec, num_layers: int, num_params: float) -> ModelSpec:
-    """Returns num_layers layers with num_params parameters in all. They have the model's attention, but neither experts
-    nor linear attention, embeddings and output projection. Layers have neither sliding windows (grouped-query
-    attention) nor compressed latents, but sparse attention stays sparse.
+    """Returns num_layers layers with num_params parameters in all. They have the model's attention, but no experts,
+    linear attention, embeddings or output projection. The attention has no sliding windows (grouped-query attention)
+    and no compressed latents; sparse attention stays sparse.
     """
     attention = model.attention
     if isinstance(attention, GroupedQueryAttention):

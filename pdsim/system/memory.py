@@ -301,9 +301,9 @@ class Layout:
         return shared / self.tp + routed / (self.tp * self.dp * self.cp)
 
     def states(self, mem_fraction: float, rule: StateRule | None = None) -> StateMemory:
-        """Returns number and bytes of slots for linear-attention states. mem_fraction: share of the GPU's memory for
-        weights, runtime, KV and states (mem_fraction_static). rule: rule for their number. (0, 0): the model has no
-        such states, or rule is None, because vLLM's states take pages of the KV pool.
+        """Number of slots for linear-attention states on one rank, and bytes of the rank's memory for states.
+        mem_fraction: share of the GPU's memory for weights, runtime, KV and states (mem_fraction_static). rule: gives
+        the number. (0, 0): the model has no such states, or rule is None, as with vLLM, whose states take KV pages.
         """
         if not self.state_bytes or rule is None:
             return StateMemory(0, 0)

@@ -91,19 +91,19 @@ class GroupedQueryAttention:
         return whole, dim + (self.window_value_dim or self.window_head_dim or self.value_dim or dim)
 
     def num_kv_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank. Each rank holds at least one KV head. If there are fewer KV
-        heads than ranks, several ranks hold copies of a head.
+        """Number of KV elements per token on one rank, summed over all layers with and without a window. Each rank
+        holds at least one KV head. If there are fewer KV heads than ranks, several ranks hold copies of a head.
         """
         return self.num_whole_elements(tp) + self.num_window_elements(tp)
 
     def num_whole_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank in layers that keep the whole context, which are the layers
-        without a window.
+        """Number of KV elements per token on one rank, summed over the layers that keep the whole context, which are
+        the layers without a window.
         """
         return max(1, self.num_kv_heads // tp) * self._widths[0] * (self.num_layers - self.num_window_layers)
 
     def num_window_elements(self, tp: int) -> int:
-        """Number of KV elements per token on one rank, in layers with a window."""
+        """Number of KV elements per token on one rank, summed over the layers with a window."""
         heads = self.num_kv_heads if self.num_window_kv_heads is None else self.num_window_kv_heads
         return max(1, heads // tp) * self._widths[1] * self.num_window_layers
 
@@ -173,7 +173,7 @@ class LatentAttention:
 
     @property
     def window_tokens(self) -> int:
-        """Maximum number of tokens that a token attends to, in layers that limit this number."""
+        """Maximum number of tokens that a token attends to, in layers that limit this number. 0: no layer does."""
         return self.sparse_tokens
 
     @property
@@ -200,8 +200,8 @@ class LatentAttention:
 
     @property
     def flops_per_pair(self) -> float:
-        """FLOPs of attention in prefill for one query token and one context token. Keys and values are expanded from
-        the latent.
+        """FLOPs of attention in prefill for one query token and one context token, over all heads and layers. Keys and
+        values are expanded from the latent.
         """
         return 2 * self._latents_per_token * self.num_query_heads * (self.nope_dim + self.rope_dim + self.value_dim)
 

@@ -7,8 +7,8 @@ from pdsim.system.model import LatentAttention, ModelSpec
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[int]:
-    """Number of layers of each pipeline stage: as equal as possible, with one more in some of the last stages (SGLang's
-    get_pp_indices).
+    """Number of layers of each pipeline stage. The last num_layers % num_stages stages have one layer more than the
+    others (SGLang's get_pp_indices).
     """
     few, rest = divmod(num_layers, num_stages)
     return [few] * (num_stages - rest) + [few + 1] * rest

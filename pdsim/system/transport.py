@@ -56,7 +56,7 @@ class Transport:
     overlap: float = 0.0
     """Share of the time for posting descriptors during which bytes already move."""
     num_queues: int = 4
-    """Number of queues of transfer units on one prefill rank. Each queue has one transfer worker."""
+    """Number of transfer queues of one prefill rank. Each queue has one transfer worker."""
     queue_by: Literal["decode", "request"] = "decode"
     """Which transfers share a worker. decode: all transfers to one decode instance. request: all transfers of one
     request."""

@@ -114,7 +114,8 @@ class Board:
     def _fitting(self, settings: PrefillSettings | DecodeSettings) -> dict[str, Any]:
         """Values for the controls of a server ("gpu", "tp", "instances"): those of the scenario's server, but with at
         most MOST_INSTANCES instances. If the model does not fit: the next larger TP size of the page at which the model
-        fits, if any. Without a scenario file, a GPU without a price is replaced by the first GPU with a price.
+        fits, or the server's own if there is none. Without a scenario file, a GPU without a price is replaced by the
+        first GPU with a price.
         """
         is_priced = settings.gpu in self._prices or self._base.of_starter is None
         gpu = settings.gpu if is_priced else next(iter(self._prices), settings.gpu)
@@ -170,9 +171,9 @@ class Board:
         }
 
     def _chance(self, slo: Slo, changes: Changes, row: Mapping[str, Any]) -> str:
-        """A sentence if the verdict on the SLO depends on chance: this run, and runs with slightly faster and slower
-        messages, give different verdicts. Empty: the verdicts are equal, or the worst number (furthest above its limit,
-        or nearest below) is not near its limit. row: the results of the run with `changes`.
+        """A sentence if the verdict on the SLO depends on chance: this run, and runs with slightly lower and higher
+        message latency, give different verdicts. Empty: the verdicts are equal, or the worst number (furthest above its
+        limit, or nearest below) is not near its limit. row: the results of the run with `changes`.
         """
         own = outcome_of([row], slo)
         if not own.is_near:

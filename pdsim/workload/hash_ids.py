@@ -142,7 +142,7 @@ class HashBlocks:
 
 
 def _num_rising(ids: list[int], at: int, limit: int) -> int:
-    """Number of ids from ids[at] on, each greater by 1 than the id before it; at most `limit`."""
+    """Number of consecutive ids from ids[at] on (included), each higher by 1 than the id before; at most `limit`."""
     stop = min(at + limit, len(ids))
     shift = ids[at] - at
     for i in range(at + 1, stop):
@@ -282,7 +282,8 @@ def _ms(time_ns: int) -> float:
 
 def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
     """True if each prompt with ids has one id per full block and none for tokens after its last full block, and some
-    prompt has such tokens. Engines' own hashes are of this kind. One single prompt is enough in Dynamo's traces only.
+    prompt has such tokens, as in engines that hash only full blocks. False if only one prompt has ids, unless the trace
+    is Dynamo's.
     """
     sizes = [
         (line.count(length[0]), len(ids[1]))
@@ -295,7 +296,7 @@ def has_only_whole(lines: Sequence[Line], block_tokens: int) -> bool:
 
 
 def block_tokens_of(lines: Iterable[Line], path: str) -> int:
-    """Returns the number of tokens per block that the first row with such a field gives. If no row has one: 512 if 512
+    """Returns the number of tokens per block, from the first row that has a field for it. If no row has one: 512 if 512
     fits the prompt lengths and numbers of block ids of all rows, or if no prompt has two ids; otherwise the smallest
     power of two that fits, with a warning; otherwise the only number that fits. Raises TraceError if several other
     numbers or none fit.

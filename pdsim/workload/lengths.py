@@ -196,7 +196,7 @@ class Acceptance:
     """
 
     draft_tokens: int
-    """Number of tokens that a step verifies for each sequence, including its last token."""
+    """Number of tokens that a step verifies for each sequence: the sequence's last token, then the drafts."""
     accept_length: float
     """Mean number of tokens that a step yields for each sequence."""
 

@@ -157,7 +157,7 @@ class _ChatReader(RowReader):
         self._num_estimated = self._num_unknown = 0
         self._text = ""
         self._said: dict[str, tuple[int, int]] = {}
-        """Length and hash of the last text of each session."""
+        """By session: the number of characters and the hash of the text of its last turn."""
 
     def say(self) -> None:
         super().say()

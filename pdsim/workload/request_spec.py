@@ -89,8 +89,8 @@ class Streams:
         self._seed = seed
 
     def named(self, name: str) -> Random:
-        """Returns the generator for the purpose `name`. The seed is made from the name's text, so the generator is
-        equal in every process.
+        """Returns the generator for the purpose `name`. Its seed is a text of the streams' seed and this name, so the
+        generator is equal in every process.
         """
         return Random(f"{self._seed}/{name}")
 

@@ -182,8 +182,8 @@ def json_records(path: Path) -> Iterator[Line]:
 
 
 def _rows_of(found: dict[str, Any]) -> Any:
-    """Returns the list of records in an object; without a list, the rows of its longest columns; without columns, the
-    object itself.
+    """Returns the list of records in an object. Without such a list: one row per index of the longest columns (fields
+    that are lists), if one column has prompt lengths; otherwise the object itself. A session of agents is one record.
     """
     if "block_size" in found or "hash_id_scope" in found:  # a session of agents
         return [found]

@@ -45,7 +45,7 @@ class Tokens:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._said: dict[int, list[tuple[int, NDArray[np.int32]]]] = {}
-        """Offsets and generated tokens, by stream."""
+        """Generated tokens by token stream. Each pair: offset in the stream of the first token, ids of all tokens."""
 
     def ids(self, spans: Spans) -> TokenIds:
         return TokenIds(data=b"".join(self._tokens(span).tobytes() for span in spans.spans))
@@ -88,7 +88,9 @@ class PunctualTimeline:
         self.late_ns: list[int] = []
 
     def sends(self) -> None:
-        """Says that a request is ready, and is sent now. Counts for the callback that runs, if any."""
+        """Notes that a request is ready and is sent now: if it is the first one of the callback that runs, adds the
+        lateness of this callback to late_ns.
+        """
         if self._due_ns is not None:
             self.late_ns.append(self.now_ns - self._due_ns)
             self._due_ns = None
@@ -134,9 +136,9 @@ class Clients:
         self._draws = Streams(scenario.seed).named("client aborts")
         self._done = asyncio.Event()
         self.drafted = NO_DRAFTS
-        """Accepted drafts of all requests."""
+        """Numbers of accepted drafts, summed over all ended requests."""
         self.outputs: dict[int, list[int]] = {}
-        """Tokens of ended requests, by request id."""
+        """Output token ids of ended requests, by request id."""
         self.late_ns: list[int] = []
         """Lateness in ns of each scheduled call of the client: sending a request of an open loop or a turn after a
         pause, or beginning sessions of a closed loop."""

@@ -65,7 +65,7 @@ class Launcher:
         """Reason why the cluster cannot continue: the launcher failed, or an instance was lost and the scenario has no
         health section. None: the cluster can continue."""
         self.failed = asyncio.Event()
-        """Set when `failure` is."""
+        """Set when `failure` is no longer None."""
 
     # What a caller does.
 
@@ -303,9 +303,9 @@ class Launcher:
         self._note("on_first_token", request.request_id)
 
     def _stream(self, attempt: int, token: int, logprobs: Logprobs | None = None) -> None:
-        """Passes a token to its request. If the token is the first one, tells the router first, if the router needs to
-        know. A request that has a token is never retried. attempt: id of one attempt to serve the request; each retry
-        is another attempt.
+        """Passes a token to its request. Before the request's first token, tells the router if the router needs to know
+        of first tokens (hears_first_tokens). A request that has a token is never retried. attempt: id of one attempt to
+        serve the request; each retry is another attempt.
         """
         if (request := self._under_way(attempt)) is None:
             return

@@ -115,7 +115,9 @@ def _facts_of(real: RealRun, options: Options) -> dict[str, Any]:
 
 
 def _match(outputs: Mapping[int, Sequence[int]], expected: Mapping[int, Sequence[int]]) -> float:
-    """Returns the share of output tokens that equal the token at the same index of the expected output."""
+    """Returns the share, from 0 to 1, of output tokens that equal the token at the same index of the expected output.
+    outputs, expected: token ids by request id.
+    """
     pairs = [(output, expected.get(request_id, ())) for request_id, output in outputs.items()]
     num_equal = sum(a == b for output, other in pairs for a, b in zip(output, other, strict=False))
     return num_equal / max(1, sum(len(output) for output, _ in pairs))

@@ -20,8 +20,8 @@ from pdkernels.launch import TYPES, Launcher
 TILE_TOKENS = 64
 """Maximum number of new tokens in a tile."""
 _TOKENS, _TOKENS_FP32 = 64, 32
-"""Context tokens that a program reads per step of its loop. Of 13 tilings these were the fastest on an H200, with 128
-to 2,048 tokens and contexts to 8,192."""
+"""Context tokens that a program reads per step of its loop: for queries in 16-bit types, and in fp32. Of 13 tilings
+these were the fastest on an H200, with 128 to 2,048 tokens and contexts to 8,192."""
 _PROGRAMS = 3
 """Number of programs that are launched per multiprocessor. A multiprocessor runs two at a time; the third begins when
 one of them ends.
@@ -46,10 +46,10 @@ def prefill_tiles(
     """Returns the tiles of sequences, and of padding up to a size. Tiles with the most work come first.
 
     Args:
-        num_new: tokens of each sequence, as they are packed.
+        num_new: number of new tokens of each sequence, in the order of packing.
         num_context: tokens of each sequence before its new ones.
         num_pages: pages of each sequence; page lists lie one behind another.
-        size: number of tokens with padding.
+        size: number of new tokens of all sequences, with padding.
 
     """
     tiles, row, page = [], 0, 0

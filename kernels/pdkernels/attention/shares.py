@@ -154,9 +154,9 @@ class DecodeWorkspace:
         self.bounds = torch.empty(batch + 1, dtype=torch.int32, device=device)
         """Number of blocks before each sequence, and number of all blocks."""
         self.first_sequences = torch.empty(self.shares, dtype=torch.int32, device=device)
-        """Index of the sequence in which each share begins."""
+        """Index of the sequence in which each share begins; the number of sequences if the share is empty."""
         self.divided: torch.Tensor | None = None
-        """Lengths for which the division was made."""
+        """Lengths for which `divide` was called last. None: not called yet."""
         self.window = 0
         """Number of last tokens of each sequence that were divided; 0: all of them."""
 

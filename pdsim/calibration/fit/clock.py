@@ -10,7 +10,7 @@ from pdsim.calibration.fit.rows import Floats, Measurements, Rows, is_log
 from pdsim.dataclass import dataclass
 
 _MEMORY_NS = 1e8
-"""Time constant in ns (GpuSlowdown.memory_ns) that fits to logs take as given, and from which other fits start."""
+"""GpuSlowdown.memory_ns, in ns, of every slowdown fitted to a log. Fits to `clock` rows start with this value."""
 _MEMORY_BOUNDS_NS = (1e7, 1e9)
 _MOST_SLOWDOWN = 1.0
 _SOFT = 0.02

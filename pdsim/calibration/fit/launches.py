@@ -14,8 +14,8 @@ from pdsim.calibration.fit.regression import LEAST_GAIN, FittedForm, misfit, pre
 from pdsim.calibration.fit.rows import FOUND_IDLE, Floats, Measurements, Rows, is_log
 
 _LEAST_PAUSE_S = 0.3e-3
-"""Shortest time in s for which a GPU that waits for a launch is idle. Between forwards that were launched in time, nine
-of ten pauses take less than 0.1 ms.
+"""Shortest pause in s between two forwards after which the second counts as having found its GPU idle (_found_idle).
+Between forwards that were launched in time, nine of ten pauses take less than 0.1 ms.
 """
 
 
@@ -54,8 +54,8 @@ def _marked(rows: Rows) -> Rows:
 
 
 def _found_idle(rows: Rows) -> Floats:
-    """For each forward: 1 if its GPU was idle when the forward began, else 0. The GPU counts as idle before
-    the forward that ended first, and if the previous forward ended at least _LEAST_PAUSE_S earlier.
+    """For each forward: 1 if its GPU was idle when the forward began, else 0. The GPU counts as idle if the forward is
+    the first of the log, or began at least _LEAST_PAUSE_S after the previous forward had ended.
     """
     ends_s = rows.columns["end_s"]
     order = np.argsort(ends_s, kind="stable")

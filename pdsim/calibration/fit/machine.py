@@ -17,8 +17,8 @@ from pdsim.system.catalog import load_transport, names
 
 LOOP = ("start", "launch", "result", "send", "loading", "decode_prefill")
 """Names of host rows, each of which gives the HostSettings field of the same name. start, launch, result, send: parts
-of the CPU time of a prefill loop. loading: time from the restart of an instance until it serves. decode_prefill: pauses
-of the GPU before and after a prefill forward between decode steps.
+of the CPU time of a prefill loop. loading: time from the restart of an instance until it serves. decode_prefill: sum
+of the GPU's pauses before and after a prefill forward that runs between decode steps.
 """
 MEASURED_KINDS = ("host", "loop", "sending", "handover")
 """Kinds of rows to which no Form is fitted. From `host` rows, a profile has medians, differences of medians, and a
@@ -27,7 +27,7 @@ after the fitted times of steps or transfers are subtracted, or, for `loop` rows
 """
 
 Times = dict[str, float]
-"""Fields of a section of a scenario, with times in ns."""
+"""Times in ns by name: the name of a field in a section of a scenario, or of a kind of host work (medians_ns)."""
 
 
 def medians_ns(measurements: Measurements) -> Times:
@@ -39,7 +39,7 @@ def loop_ns(medians: Mapping[str, float]) -> Times:
     out, except for the following.
 
     If no rows are named `start`, but some `grant` and `message`, the time to start a forward is the median of `grant`
-    (from decode's grant to the begin of the forward) minus the median of `message` (the way of one message). Then
+    (from decode's grant to the begin of the forward) minus the median of `message` (one message's latency). Then
     decode_prefill, if no rows have this name either, is the time to start a forward plus the time to handle its result
     (`result`): a loop that also decodes spends these times while its GPU is idle.
     """
@@ -80,8 +80,8 @@ def _service_ns(rows: Rows, num_tokens: float) -> tuple[Times, float]:
 
 
 def _line(sizes: Floats, times_ns: Floats, shares: Floats) -> tuple[float, float]:
-    """A straight line over sizes through a part of each time, as two numbers: time in ns at size 0, and time in ns per
-    unit of size. shares: the part, as a share of each of times_ns. Errors count relative to times_ns.
+    """Fits a straight line over `sizes` to times_ns x shares. Returns (time in ns at size 0, time in ns per unit of
+    size). shares: share of each time that counts. Errors of the fit are relative to times_ns.
     """
     terms = np.column_stack([np.ones_like(sizes), sizes])
     base_ns, slope_ns = plain_least_squares(terms / times_ns[:, None], shares)
@@ -212,8 +212,8 @@ class RequestOverhead:
 
 
 def without_overhead(measurements: Measurements) -> tuple[Measurements, RequestOverhead | None]:
-    """Turns rows of kind `ttft` into rows of kind `prefill`, and returns the overhead that it subtracted. Without rows
-    of `ttft`: returns the unchanged measurements, and None.
+    """Replaces all rows that a client measured (OBSERVED) by rows of kind `prefill`, whose times are TTFT minus the
+    overhead that is also returned. Without rows of kind `ttft`: returns the unchanged measurements, and None.
     """
     rows = {rows.kind: rows for rows in measurements.rows if rows.kind in OBSERVED}
     if "ttft" not in rows:

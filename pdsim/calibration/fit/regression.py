@@ -32,7 +32,7 @@ STRETCH = "stretch"
 """Column with the factors by which a busy GPU makes forwards longer. Without it, all factors are 1."""
 MOST_KNOTS = 16
 TILES = (1, 64, 128, 256, 512)
-"""Numbers of tokens in a tile of matrix products that are tried for forwards without CUDA graphs."""
+"""Numbers of tokens in a tile of matrix products to try for forwards without CUDA graphs. 1: no tiles."""
 WAVES = (1, *(2**k for k in range(6, 12)))
 """Wave sizes to try for forwards in CUDA graphs: attention computes new tokens in whole waves of this number."""
 
@@ -168,7 +168,7 @@ def best_tile(rows: Rows) -> int:
 
 
 def misfit(form: Form, rows: Rows) -> float:
-    """Mean of the absolute relative errors of a form that is fitted to all rows."""
+    """Fits the form to all these rows, and returns the mean of its absolute relative errors on the same rows."""
     return float(np.abs(_errors(form, _robust(form, rows.columns), rows.columns)).mean())
 
 

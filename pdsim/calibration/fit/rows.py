@@ -103,7 +103,7 @@ PROVENANCE = (
     "url",
 )
 OUR_KERNELS = "fused"
-"""The kernels of `pdkernels.bench` that real mode runs. Rows of other kernels are for comparison."""
+"""Variant in rows of `pdkernels.bench` for the kernels that real mode runs. Other variants are for comparison."""
 FOUND_IDLE = "found_idle"
 """Column with 1 for each forward of a log that found its GPU idle, and 0 for each that was launched while the GPU still
 ran the forward before.
@@ -434,8 +434,8 @@ def _number(line: Mapping[str, str], name: str, where: str) -> float:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]], provenance: Mapping[str, str]) -> None:
-    """Writes rows so that `read_rows` can read them: as CSV, with gzip if the name ends in .gz. provenance: where the
-    rows come from.
+    """Writes rows so that `read_rows` can read them: as CSV, with gzip if the name ends in .gz. provenance: columns to
+    add to every row, which say where the rows come from.
     """
     complete: Iterator[dict[str, Any]] = ({**row, **provenance} for row in rows)
     first = next(complete)

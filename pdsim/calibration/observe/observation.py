@@ -81,8 +81,8 @@ class Session:
         return time.monotonic() - self._begin_s
 
     def run(self, probes: Sequence[Probe], advance: Callable[[int], None]) -> None:
-        """Observes the server. advance: called before each probe, with the number of requests of all probes up to this
-        one. Raises ConfigError if the server does not answer, or streams nothing.
+        """Observes the server. advance: called before each probe, with the number of requests of all earlier probes and
+        of this one. Raises ConfigError if the server does not answer, or streams nothing.
         """
         try:
             self._begin()

@@ -263,8 +263,8 @@ def _together(
     server: ServerClient, probe: Probe, on_event: Callable[[Completion], bool] | None = None
 ) -> list[Completion]:
     """Sends prompts of equal length at once, one thread each, and returns the completions. on_event: called with a
-    completion at each of its events; returns False to end it (OnEvent). Raises the error of the first completion
-    that fails, but not of those that only waited for its connection.
+    completion at each of its events; returns False to end it (OnEvent). If a completion fails, raises its error,
+    and not the errors of completions that waited for the failed one's connection.
     """
     prompts = [server.text(probe.prompt_tokens) for _ in range(probe.num_requests)]
     barrier = threading.Barrier(len(prompts))

@@ -67,7 +67,7 @@ class ServerError(Exception):
 
     @property
     def is_refusal(self) -> bool:
-        """True if the server refuses the request itself, because the prompt is too long for example."""
+        """True if the request itself is refused, such as for a too long prompt: any 4xx status except 429."""
         return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and not self.is_busy
 
 
@@ -180,7 +180,7 @@ class ServerClient:
         return sum(float(value) for value in _RUNNING.findall(self.metrics()))
 
     def round_trip_ns(self) -> int:
-        """Time in ns of a request for which the server computes nothing."""
+        """Requests the list of models, which needs no forward. Returns the time in ns until the full answer."""
         with self._answer("GET", "/v1/models") as (answer, sent_ns):
             answer.read()
             return time.perf_counter_ns() - sent_ns

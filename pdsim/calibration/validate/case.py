@@ -51,7 +51,7 @@ class MeasuredArm:
     error.
     """
     skip: int = 0
-    """Number of requests that do not count, because they arrive first."""
+    """Number of requests, the first to arrive, that measured and simulated metrics leave out."""
     engine: str = ""
     """Name and release of the engine that was measured."""
     front_end: str = "engine"

@@ -156,7 +156,7 @@ class ValidationSuite:
         return load_scenario(self.scenario_path, (*self._real_changes(variant), *costs))
 
     def real_scenario(self, variant: Variant) -> Scenario:
-        """The scenario that `pdreal` runs for a variant, with the data type of its KV."""
+        """The scenario that `pdreal` runs for a variant. KV has the data type that the suite sets for real runs."""
         return load_scenario(self.scenario_path, self._real_changes(variant))
 
     def with_profile(self, profile: Path) -> "ValidationSuite":

@@ -284,7 +284,7 @@ class Releases:
             commands += self._stop_waiting(request_id)
 
     def _stop_waiting(self, request_id: int) -> list[Command]:
-        """Stops waiting until the request's sender answers, and frees the request's pages. With staging, keeps the
+        """No longer waits for an answer of the request's sender, and frees the request's pages. With staging, keeps the
         pages and returns a message that asks the receiver to report when no copy from the ring writes into these pages
         any more.
         """

@@ -273,7 +273,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
             self.cache.drop(self.transferring.pop(request.request_id).lease)
 
     def _copy(self, commands: list[m.Command]) -> None:
-        """Adds pending copies to host memory to `commands`, before commands by which other requests get the pages."""
+        """Adds to `commands` the pending copies of pages to host memory, before other requests get these pages."""
         if self.cache.host is not None:
             commands += self.cache.host.take_copies()
 
@@ -332,7 +332,7 @@ class DecodeInstance(DecodingInstance[DecodeRequest]):
         return []
 
     def _on_prefill_down(self, down: m.PeerDown, now_ns: int) -> list[m.Command]:
-        """Fails requests whose KV a dead prefill instance has yet to send; also new requests, until it is up."""
+        """Fails requests whose KV a dead prefill instance has yet to send. New ones fail until the instance is up."""
         reason = f"{down.instance_id} was lost"
         commands = self.queue.on_prefill_down(down.instance_id, reason, has_restarted=down.has_restarted)
         due = [r for r in self.transferring.values() if r.prefill_id == down.instance_id and self._is_due(r.request_id)]

@@ -59,9 +59,10 @@ class KeptStates:
 
     def __init__(self, tree: RadixCache, num_slots: int) -> None:
         self.num_slots = self.num_free = num_slots
-        """num_free is negative if requests and the states from which they continue take more slots than there are."""
+        """num_slots: number of all slots. num_free: number of free slots; negative if requests and the states from
+        which they continue take more slots than there are."""
         self.kept: OrderedDict[Node, int] = OrderedDict()
-        """Number of leases on each node with a state. The least recently used node comes first."""
+        """Nodes with a state, least recently used first, each with the number of leases that continue from it."""
         self._tree = tree
 
     def deepest(self, node: Node) -> Node:

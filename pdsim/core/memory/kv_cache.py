@@ -208,7 +208,7 @@ class KvCache:
         return self.open(sequence, max_tokens)
 
     def take_state(self, lease: Lease) -> list[int]:
-        """Allocates and returns the pages for the linear-attention state that a load brings. Empty if none is kept."""
+        """Allocates and returns pages for the linear-attention state that a load brings. Empty: loads bring none."""
         return []
 
     def kept_states(self, lease: Lease) -> list[tuple[int, list[int]]]:

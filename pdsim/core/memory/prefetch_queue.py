@@ -70,8 +70,8 @@ class PrefetchQueue:
 
     def on_looked_up(self, num_found: int) -> None:
         """Called when the oldest lookup has ended. Queues the prefetch for its reads, or ends the prefetch if it is
-        stopped or if storage has fewer than least_pages of its pages. Then begins the next lookup. num_found: number
-        of consecutive pages in storage after start_tokens of the prompt.
+        stopped or if num_found is less than PrefetchKv.least_pages. Then begins the next lookup. num_found: number of
+        consecutive pages in storage after the first start_tokens tokens of the prompt.
         """
         reading = self._lookups.popleft()
         reading.num_found = num_found

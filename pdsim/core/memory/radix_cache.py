@@ -70,8 +70,8 @@ class PagePool:
 class Node:
     """Tokens [start, stop) of an inserted sequence, with the pages that hold their KV. key: key of the node's first
     page, by which `parent` has the node in `children`. born, last_access: serial numbers of accesses. num_hits: number
-    of uses. heap_serial: serial number of the node's valid entry in the heap of nodes to evict; 0: none. locks: number
-    of locks on the node. readers: number of running requests that read the node in each decode step.
+    of uses by requests. heap_serial: serial number of the node's valid entry in the heap of nodes to evict; 0: none.
+    locks: number of locks on the node. readers: number of running requests that read the node in each decode step.
     """
 
     parent: "Node | None"
@@ -233,7 +233,7 @@ class RadixCache:
         self._offer(node)
 
     def lock(self, node: Node, below: Node | None = None) -> None:
-        """Locks the nodes on the path to node. below: locks only nodes after this node of the path."""
+        """Locks the nodes on the path to node. below: locks only nodes after this node of the path; None: all."""
         step: Node | None = node
         while step is not below and step is not None:
             if step.locks == step.num_twins:
@@ -270,8 +270,8 @@ class RadixCache:
             step = step.parent
 
     def num_repeated_tokens(self, nodes: Iterable[Node | None]) -> int:
-        """Number of tokens that requests read more than once. nodes: for each request, the last node that it reads. A
-        token that k requests read counts k - 1 times.
+        """Number of tokens that requests read more than once. nodes: for each request, the last node that it reads;
+        None: it reads none. A token that k requests read counts k - 1 times.
         """
         self._num_walks += 1
         walk = self.root.walk = self._num_walks
@@ -321,7 +321,7 @@ class RadixCache:
         return self._heap[0][2].last_access if self._heap else None
 
     def remove(self, node: Node) -> None:
-        """Frees an unused node and all nodes below it."""
+        """Removes a node and all nodes below it from the tree, and frees their pages. None of them may be locked."""
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
@@ -439,7 +439,7 @@ class RadixCache:
 
 
 def path_to(node: Node | None) -> list[Node]:
-    """Nodes on the path from the root to this node, in this order. The root is not included."""
+    """Nodes on the path from the root to this node, in this order. The root is not included. Empty: node is None."""
     path: list[Node] = []
     while node is not None and node.parent is not None:
         path.append(node)

@@ -237,11 +237,11 @@ class VllmHybridCache(KvCache):
             lease.passed, lease.kept = [], []
 
     def grow_all(self, leases: list[Lease], num_pages: int) -> None:
-        """Gives num_pages new pages to the leases of running requests, in turn.
+        """Allocates num_pages pages in all, and gives them to the leases of running requests in turn, one at a time.
 
         If states are kept, a step that begins a new block of a request reads the old state, and writes the new state to
-        other pages. The pages of the old states become free only after this step. Until then, num_left_pages other
-        pages are kept free instead.
+        other pages. The pages of the old states become free only after this step. Until then, as many other pages are
+        kept free instead (num_left_pages).
         """
         self.num_left_pages = 0
         super().grow_all(leases, num_pages)

@@ -72,7 +72,8 @@ class StagedAggregatedInstance(AggregatedInstance):
         self._num_tried = 1 if shares_turns else num_stages
         self._most_requests = max(limits.max_running_requests // num_stages, 1)
         self._lacks = [""] * num_stages
-        """For each micro-batch: `_blocked_by` as it was when the micro-batch was last in self.batch."""
+        """For each micro-batch: what a prompt lacked when the micro-batch was last in self.batch: "slots", "pages" or,
+        if no prompt was blocked, "" (`_blocked_by`)."""
         self._present = 0
         """Index of the micro-batch that is in self.batch."""
         self._num_decoded = 0
@@ -321,8 +322,8 @@ class StagedVllmInstance(VllmDecodeInstance):
 
     @property
     def _num_beside(self) -> int:
-        """Number of places that are taken outside the present micro-batch: by requests of other micro-batches, and by
-        ended requests that still hold pages.
+        """Number of requests outside the present micro-batch that count against max_running_requests: requests of other
+        micro-batches, and ended requests that still hold pages.
         """
         return self.micro.num_requests - self.batch.num_requests + len(self._closing)
 

@@ -62,7 +62,7 @@ class Forward:
 
 
 class ForwardBuilder(Generic[RequestT]):
-    """Fills one instance's forwards from waiting and begun prompts. This object is the view of prefill policies."""
+    """Fills one instance's forwards from waiting and begun prompts. Prefill policies see this object."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ForwardBuilder(Generic[RequestT]):
         """The begun prompt that no forward has taken completely yet. None: there is no such prompt."""
         self._shares_late = shares_late
         self._unshared: RequestT | None = None
-        """The partial prompt, if its last chunk is not cached yet."""
+        """The partial prompt (`partial`), if its last chunk is not cached yet. Else None."""
         self._writer: RequestT | None = None
         """The prompt whose chunk was cached last, if a forward may still compute the chunk. Else None."""
         self._cache = cache
@@ -305,7 +305,7 @@ class ForwardBuilder(Generic[RequestT]):
         return request
 
     def _cache_prefix(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
-        """Caches the whole pages of the request's first num_tokens, as far as the token ids are known."""
+        """Caches whole pages of the request's first num_tokens with known ids. is_chunk: True: more chunks follow."""
         sequence = request.sequence
         num_known = request.num_prompt_tokens if sequence is request.prompt else len(sequence)
         num_tokens = min(num_tokens, num_known)
@@ -410,8 +410,8 @@ class ForwardBuilder(Generic[RequestT]):
         return self._allows_fixed is not None and request.ignores_eos
 
     def _compute(self, request: RequestT, limit: int, forward: Forward) -> bool:
-        """Adds a chunk of at most limit tokens. Returns False if it would be empty, or a second prompt incomplete. An
-        incomplete prompt is stored as `self.partial`. Its first chunk has whole pages unless `_has_fixed_output`.
+        """Adds a chunk of at most limit tokens. Returns False if it would be empty or leave a second prompt incomplete.
+        An incomplete prompt is stored as `self.partial`. Its first chunk has whole pages unless `_has_fixed_output`.
         """
         num_tokens = request.num_tokens - request.num_scheduled_tokens
         unit = 1 if self.partial is request or self._has_fixed_output(request) else self.page_size

@@ -35,7 +35,7 @@ class PrefillLimits:
     prefill_max_requests: int | None = None
     """Maximum number of prompts in one forward. None: no limit."""
     rules: EngineRules = SGLANG_0_5_23
-    """Rules of the engine's release."""
+    """Rules of scheduling in which releases of the engine differ."""
 
     @property
     def max_first_tokens(self) -> int:

@@ -21,7 +21,7 @@ class HeldRequests:
         self._instances = instances
         self._forward_tokens = forward_tokens
         self._order: list[tuple[float, int, int]] = []
-        """Heap of (rank, number of the entry, request id). Entries of withdrawn requests have no effect."""
+        """Heap of (policy's rank, number of the entry, request id). Entries of withdrawn requests have no effect."""
         self._entries: dict[int, int] = {}
         """By request id: number of the waiting request's entry in `_order`."""
         self._num_entries = 0
@@ -45,8 +45,8 @@ class HeldRequests:
         self._entries.pop(request_id, None)
 
     def take(self, *, anyway: bool = False) -> int | None:
-        """Removes the request with the lowest rank and returns its id. None: no request waits, or all instances are
-        busy. anyway: True: takes the request even if all instances are busy.
+        """Removes the request to which the policy gave the lowest rank, and returns its id. None: no request waits, or
+        all instances are busy. anyway: True: takes the request even if all instances are busy.
         """
         while self._order and self._entries.get(self._order[0][2]) != self._order[0][1]:
             heappop(self._order)

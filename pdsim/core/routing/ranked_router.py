@@ -38,8 +38,8 @@ class RankedRouter(RoleRouter):
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
         """Stores how many first tokens of the next prompt each server has cached, if the policy has `reads_caches =
-        True`. A server counts like its rank with most of these tokens in GPU and host memory together. cached: numbers
-        of cached tokens of ranks.
+        True`. A server counts like its rank with most of these tokens in GPU and host memory together. cached: how
+        many of these tokens each rank has cached.
         """
         best: dict[str, m.CachedTokens] = {}
         for one in cached:

@@ -115,7 +115,7 @@ class RoleRouter:
 
     def see(self, cached: Sequence[m.CachedTokens]) -> None:
         """Stores how many first tokens of the next prompt each instance has cached, if the policy has `reads_caches =
-        True`. The next call of `pick` routes this prompt. cached: numbers of cached tokens by the instances' KV events.
+        True`. The next call of `pick` routes this prompt. cached: what the instances' KV events report.
         """
         if self.reads_caches:
             self._cached = {one.instance_id: (one.num_device_tokens, one.num_host_tokens) for one in cached}
@@ -167,9 +167,9 @@ class RoleRouter:
         agent: int = 0,
     ) -> str:
         """Picks an instance that is not down, and returns its id. The instance `avoid` is picked only if no other is
-        up. If the role has one instance, no policy is asked. session, agent: numbers of the request's session and of
-        the agent within the session; session -1: the request has no session. Raises PolicyError if the policy returns
-        an unknown id.
+        up; "": none. If the role has one instance, no policy is asked. session, agent: ids of the request's session
+        and of the agent within the session; session -1: the request has no session. Raises PolicyError if the policy
+        returns an unknown id.
         """
         self.now_ns = now_ns
         self.session = -1 if self._sessions is None else session_of(self._scope, session, agent)

@@ -279,7 +279,7 @@ class Router:
             self._forget_cached(message.instance_id)
 
     def _forget_cached(self, instance_id: str) -> None:
-        """Forgets which tokens of unfinished requests an instance had, because its caches are empty now."""
+        """Forgets which tokens of unfinished requests an instance had cached, because its caches are empty now."""
         for request in self.live.values():
             cached = tuple(one for one in request.arrival.cached if one.instance_id != instance_id)
             if len(cached) < len(request.arrival.cached):

@@ -117,7 +117,9 @@ class RankPairLayout:
         return self.num_planes // self.planes_per_layer
 
     def total(self, amount: int) -> int:
-        """Sum over all pairs of ranks. amount: that of a pair with most layers. Pairs with fewer layers count less."""
+        """Sum of bytes or of descriptors over all pairs of ranks. amount: that of a pair of the stage with most layers.
+        Pairs with fewer layers count less.
+        """
         whole = amount * self.num_pairs
         return whole - amount * self.num_absent_layers // self.num_layers if self.num_absent_layers else whole
 
@@ -308,7 +310,7 @@ class SendPlanner:
         layer_groups: int = 0,
     ) -> None:
         """layer_groups: number of groups of layers. The KV of a group is sent while the forward computes later groups.
-        0: KV is sent after the forward.
+        0: KV is sent after the forward. staging: None: KV is sent without staging memory.
         """
         self._prefill_id = prefill_id
         self._layout = layout
@@ -391,8 +393,8 @@ class SendPlanner:
     def _cells(
         self, request: PrefillRequest, pieces: list[Piece], is_last: bool, first_token_ends: bool, now_ns: int
     ) -> list[Command]:
-        """Returns a unit with one descriptor for each staged piece. is_last: True: adds a unit with the first token and
-        all that is not staged: state, and KV of layers with a window. first_token_ends: True: no token follows.
+        """Returns one unit per staged piece, with one descriptor each. is_last: True: adds a unit with the first token
+        and all that is not staged: state, and KV of layers with a window. first_token_ends: True: no token follows.
         """
         units: list[Command] = []
         for piece in pieces:

@@ -177,7 +177,8 @@ class Sender:
 
     def _say(self, decode_id: str, request_id: int, reason: str) -> m.Command:
         """Returns a message that tells a decode instance that the sender sends no more KV of this request. KvLost:
-        bytes may still arrive. Abort: no bytes arrive any more, so the pages may be used again.
+        bytes may still arrive. Abort: no bytes arrive any more, so the pages may be used again. reason: text that the
+        message gives as its reason.
         """
         is_lost = request_id in self._stopped.kept and self._stopped.why(request_id) == _LOST
         word = m.KvLost(request_id, reason) if is_lost else m.Abort(request_id, reason, retryable=True)

@@ -19,7 +19,7 @@ class PrefillCadence:
         self._interval_steps = interval_steps
         self._num_steps = 0
         self._last = -interval_steps
-        """Number of the last step that computed a prompt."""
+        """Serial number of the last step that computed a prompt; the first step has number 1. Negative: no step has."""
         self._is_behind = False
 
     @property

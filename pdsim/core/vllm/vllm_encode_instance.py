@@ -42,11 +42,11 @@ class VllmEncodeInstance:
         self.instance_id = instance_id
         self.waiting: dict[int, _Part] = {}
         self.begun: dict[int, _Part] = {}
-        """waiting, begun: parts by number, in the order in which the parts came (waiting) or began (begun)."""
+        """waiting, begun: parts by serial number, in the order in which they came (waiting) or began (begun)."""
         self._taken: list[tuple[_Part, int]] = []
         """Parts of the step under way, and the number of tokens that it takes of each."""
         self._asks: list[m.AskEmbeddings] = []
-        """Questions that came during the step under way."""
+        """Questions whether embeddings may be read, which came during the step under way."""
         self._step_tokens = step_tokens
         self._encoder = EncoderCache(encoder_tokens)
         self._num_parts = self._num_steps = 0
@@ -104,7 +104,7 @@ class VllmEncodeInstance:
         return Levels(0, 0, 0, num_queued=len(self.waiting), num_running=len(self.begun))
 
     def waiting_for(self) -> list[str]:
-        """One line for each part that is not encoded."""
+        """Returns one line of text, with instance and request id, for each part that is not encoded."""
         left = [part.asked.request_id for part in chain(self.begun.values(), self.waiting.values())]
         return [f"{self.instance_id}: media of request {request_id} wait" for request_id in left]
 

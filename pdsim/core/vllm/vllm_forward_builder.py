@@ -238,7 +238,9 @@ class VllmForwardBuilder(ForwardBuilder[RequestT]):
         offload.store(request.request_id, request.prompt, num_prompt, lease.table, states)
 
     def _cache_prefix(self, request: RequestT, num_tokens: int, *, is_chunk: bool) -> None:
-        """Caches the request's first num_tokens. Other requests may share prompt tokens, but not outputs."""
+        """Caches the request's first num_tokens. Other requests may share prompt tokens, but not outputs. is_chunk:
+        True: further chunks of the prompt follow.
+        """
         num_prompt = min(num_tokens, request.num_prompt_tokens)
         self._cache.checkpoint(request.lease, request.prompt, num_prompt, is_chunk=is_chunk)
         if num_tokens > num_prompt:

@@ -74,7 +74,7 @@ _OF_IMAGES = {
 
 
 def containers_of(document: Any, where: str) -> Iterator[Container]:
-    """Yields all containers in a document, in order. where: names the document in messages."""
+    """Yields all containers in a parsed manifest or values of a chart, in order. where: names the file in messages."""
     yield from _inside(document, Container(where))
 
 
@@ -209,7 +209,7 @@ def _described(found: Mapping[str, Any], around: Container) -> Container:
 
 
 def _names(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields texts of a manifest's object that may contain the name of a role: name, labels, component type, role."""
+    """Yields strings of a manifest's object that may contain the name of a role: name, labels, component type, role."""
     metadata = found.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     labels = metadata.get("labels")

@@ -195,7 +195,7 @@ def _difference(others: Sequence[_Server], scripts: Sequence[_Server]) -> str:
 
 
 def _numbers(servers: Sequence[_Server]) -> Counter[str]:
-    """Number of servers with each program, model and settings."""
+    """Numbers of equal servers. Keys: text of the program, model and settings of these servers."""
     numbers = Counter[str]()
     for one in servers:
         numbers[_settings(one)] += one.process.replicas
@@ -308,8 +308,8 @@ def _take_encoders(found: Imported, group: Sequence[_Server], given: Mapping[str
 
 
 def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str, Any], int]:
-    """The fields of a role that follow from a server's options, and the number of servers that its process starts.
-    found: the scenario so far, to which assumptions are added.
+    """Returns (fields of the section of `role` that follow from a server's options, number of servers that the server's
+    process starts). found: the scenario so far, to which assumptions are added.
     """
     given = dict(server.read.server)
     is_vllm = found.data["engine"] == "vllm"
@@ -362,10 +362,10 @@ def server_fields(server: _Server, role: str, found: Imported) -> tuple[dict[str
 def _take_experts(
     given: dict[str, Any], fields: dict[str, Any], aside: list[str], *, is_vllm: bool, has_experts: bool
 ) -> None:
-    """Sets `ep` in `fields`, the fields of a role, if the engine divides experts otherwise than scenarios do by
-    default: whole experts with data-parallel attention, else a part of every expert. given: fields that the options
-    set; those on experts' division are taken out. SGLang's servers that send tokens by a library have whole experts
-    (0.5.23, arg_groups/overrides.py:1611). aside: gets a note on a library without whole experts on several GPUs.
+    """Sets `ep` in `fields`, the fields of a role, if the engine does not divide experts by the scenario's default.
+    The default: each GPU has whole experts with data-parallel attention, else a part of every expert. given: fields
+    that the options set; those on experts' division are taken out. SGLang's servers with an all-to-all library have
+    whole experts (0.5.23, arg_groups/overrides.py:1611). aside: gets a note if such a library has no effect.
     """
     tp, dp = fields["tp"], fields.get("dp", 1)
     sends = given.get("moe_a2a_backend", "none") != "none"

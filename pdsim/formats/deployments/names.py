@@ -14,7 +14,7 @@ _WORDS = re.compile(
 """Words in the names of checkpoints that say nothing about the model's architecture or number of parameters."""
 _DTYPES = {"nvfp4": "fp4", "fp4": "fp4", "fp8": "fp8", "awq": "int4", "gptq": "int4", "int4": "int4"}
 _SAME_SIZES = {"llama-3.3-70b": "llama-3.1-70b", "llama-3-70b": "llama-3.1-70b", "llama-3-8b": "llama-3.1-8b"}
-"""Names of models that have the sizes of a model in the catalog."""
+"""Models that the catalog lacks (keys), and the model of the catalog with the same sizes (values)."""
 _STAND_INS = {
     8: "llama-3.1-8b",
     7: "llama-3.1-8b",

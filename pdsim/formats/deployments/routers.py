@@ -67,8 +67,8 @@ def router_of(
 
 
 def _queue(flags: Mapping[str, Value]) -> dict[str, Any]:
-    """Returns the field `queue` of a scenario's router. Returns no field if no option sets a threshold, because
-    Dynamo's router then holds no request back. flags: the router's options.
+    """Returns the field `queue` of a scenario's router. Returns no field if --router-queue-threshold is not given,
+    because Dynamo's router then holds no request back. flags: the router's options.
     """
     threshold, order = (flags.get(flag) for flag in QUEUE_SETTINGS)
     if not isinstance(threshold, str):

@@ -149,8 +149,8 @@ class _Script:
         return [] if kind == "for" else behind
 
     def _document(self, lines: Sequence[str], words: Sequence[str]) -> Document | None:
-        """The here-document. None: a shell reads its lines as commands. words: the words of the command, and of those
-        that its output is piped to.
+        """The here-document with these lines. None: a shell reads the lines as commands. words: the words of the
+        command that reads the here-document, and of the commands that its output is piped to.
         """
         names = {word.rsplit("/", 1)[-1] for word in re.findall(r"[^\s;&|<>()'\"]+", " ".join(words))}
         target = _target(words, names)
@@ -211,9 +211,9 @@ _SPECIAL = re.compile(
 
 
 def _marked(line: str, rest: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (the line, the last lines of its here-documents). In the line, the word <<0 stands for the first
-    here-document, <<1 for the next; the word >FILE for output to a file; comments and other redirections are left out.
-    rest: the lines that follow.
+    """Returns (the line, the end words of its here-documents, such as EOF). In the line, the word <<0 stands for the
+    first here-document, <<1 for the next; the word >FILE for output to a file; comments and other redirections are left
+    out. rest: the lines that follow.
     """
     ends: list[str] = []
 
@@ -266,7 +266,9 @@ def _stripped(words: Sequence[str]) -> list[str]:
 
 
 def _pipeline(parts: Sequence[tuple[list[str], str]]) -> list[str]:
-    """The words of the first command, and of those that its output is piped to."""
+    """The words of the first command of `parts`, and of the commands that its output is piped to. parts: commands of a
+    line, each with the sign behind it, such as a semicolon.
+    """
     num_piped = len(list(takewhile(lambda part: part[1] in ("|", "|&"), parts)))
     return [word for words, _ in parts[: num_piped + 1] for word in words]
 
@@ -275,20 +277,22 @@ _LOOPS = {"for", "while", "until", "select"}
 _KEYWORDS = {"do", "then", "else", "{", "(", "!", "time"}
 """Words that may precede a command."""
 _FOR = re.compile(r"\w+$|\w+ in\b|\(\(")
-"""What follows `for` in a loop, which a word of a text does not have."""
+"""What follows `for` at the beginning of a loop. Other text follows a `for` that is a word of a sentence."""
 _COUNTED = re.compile(r"for\s*\(\(.*?\b(\w+)\s*=\s*(\d+)[^;]*;\s*\1\s*<(=?)\s*(\d+)\s*;(.*?)\)\)")
 _ARRAY = re.compile(r"\bread\s+-r?a\w*\s+(\w+)\s+<<<\s+\"?([^\"$]+)\"?")
 _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
 
 
 def _begins_loop(word: str, *, is_first: bool) -> bool:
-    """True if a loop begins at the word of a command: `for`, or $(for. is_first: the word is the command's first."""
+    """True if the word begins a loop, such as `for` or $(for. is_first: the word is the first of its command."""
     inside = re.split(r"[(`]", word)
     return inside[-1] in _LOOPS and (is_first or len(inside) > 1)
 
 
 def _loop(header: Sequence[str], end: str) -> Loop:
-    """The loop with these words before its `do`, the last of which is a sign such as a semicolon. end: as in Loop."""
+    """The loop with the words `header` before its `do`, the last of which is a sign such as a semicolon. end: the word
+    that ends the loop (Loop.end).
+    """
     words = header[:-1]
     text = " ".join(words).replace(" ;", ";")
     if words[0] != "for":

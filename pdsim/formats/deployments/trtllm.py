@@ -128,8 +128,8 @@ def _parts(word: str) -> list[str]:
 
 def _options_of(process: Process, folder: Path, name: str) -> dict[str, Any] | None:
     """The options in a YAML file of trtllm-serve or of its orchestrator. The deployment's script may write the file, or
-    the file lies in the script's folder. None: there is no such file. Raises InputError if the file has no options by
-    name. name: name or path of the file, as the command has it.
+    the file lies in the script's folder. None: there is no such file. Raises InputError if the file is no mapping of
+    option names to values. name: name or path of the file, as the command has it.
     """
     written = process.written.get(name.removeprefix("./"))
     if written is None and not (name and (folder / name).is_file()):
@@ -153,8 +153,8 @@ def of_orchestrator_file(config: Any, where: str) -> list[Process]:
 
 def _described(process: Process, config: Mapping[str, Any], ports: Collection[str] | None) -> list[Process]:
     """The servers whose settings an orchestrator's configuration file has, then the orchestrator itself. process: the
-    orchestrator's command. config: content of the file. ports: as for `_servers_of`. Raises InputError if
-    context_servers or generation_servers is wrong.
+    orchestrator's command. config: content of the file. ports: ports of servers that other commands start; None: the
+    file starts all servers. Raises InputError if context_servers or generation_servers is wrong.
     """
     for section in _SECTIONS:
         _check_section(config.get(section), f"{process.where}: {section}")
@@ -281,7 +281,8 @@ def finish(read: Read, role: str) -> None:
 
 def share_of_all_memory(share: float, data: Mapping[str, Any], role: Mapping[str, Any], read: Read) -> float:
     """Share of a GPU's memory for weights and KV together. share: the part that the engine takes for KV, of the memory
-    that the weights leave free. data, role, read: name the model, its GPUs, and its data types.
+    that the weights leave free. data: the scenario, with the model and weight_dtype. role: fields of the server's role,
+    with its GPU and parallel sizes. read: options of the server, with kv_dtype.
     """
     model, dtype = load_model(data["model"]), data.get("weight_dtype")
     gpu, dp = load_gpu(role["gpu"]), role.get("dp", 1)

@@ -158,9 +158,9 @@ def genai_bench(result: ResultFields) -> dict[str, float]:
 
 def _counts_all_tokens(metrics: ResultFields, stats: ResultFields) -> bool:
     """True if the report counts the tokens of all completed requests. False: the report lacks the numbers to tell, or
-    leaves out the tokens of warm-up or cool-down requests. Its tokens per second are then too few, because it divides
-    by the time of all requests. metrics: the report's section with the number of completed requests. stats: the
-    report's section with the token counts.
+    leaves out the tokens of warm-up or cool-down requests. In the second case the report's tokens per second are too
+    few, because it divides by the time of all requests. metrics: the report's section with the number of completed
+    requests. stats: the report's section with the token counts.
     """
     tokens = stats.part("num_input_tokens")
     mean, completed = tokens.number("mean"), metrics.number("num_completed_requests")
@@ -259,7 +259,7 @@ _ISO_DURATION = re.compile(r"PT(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?")
 
 def _reported_duration(result: ResultFields, metrics: ResultFields) -> dict[str, float]:
     """The field `duration` in s. Version 0.1 has the number; 0.2 has the duration of the whole run as ISO 8601, such as
-    PT2M3S.
+    PT2M3S. Empty: the report has neither.
     """
     if "time" in metrics.objects:
         return metrics.part("time").numbers({"duration": "duration"})

@@ -47,5 +47,7 @@ def reliefs(*, aggregated: bool, has_decode_cache: bool) -> dict[str, str]:
 
 
 def relief_of(resource: str, *, aggregated: bool) -> str:
-    """Fields of a scenario that give more of the resource. Empty: no such resource."""
+    """Fields of a scenario that give more of the resource. Empty: no such resource. aggregated: True: for aggregated
+    clusters.
+    """
     return (AGGREGATED_RELIEF if aggregated else RELIEF).get(resource, "")

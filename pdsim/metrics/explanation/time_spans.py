@@ -8,7 +8,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class TimeSpans:
-    """Spans of time that do not overlap, made by merging spans that may. Begins and ends are in ns."""
+    """Spans of time that do not overlap. Given spans that overlap are merged. Begins and ends are in ns."""
 
     def __init__(self, starts_ns: Array = _NONE, ends_ns: Array = _NONE) -> None:
         order = np.argsort(starts_ns, kind="stable")

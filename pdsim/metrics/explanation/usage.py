@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class InstanceUsage:
-    """Use of one instance. Shares are of the time in which the cluster was loaded."""
+    """Use of one instance in a time window, by default loaded_window. Shares are of the window's time."""
 
     instance_id: str
     computing: float

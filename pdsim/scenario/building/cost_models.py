@@ -23,8 +23,8 @@ from pdsim.system.memory import Layout, Role
 from pdsim.system.model import ModelSpec
 
 _PROFILED_LENGTHS, _PROFILED_SHARE = 128, 1.25
-"""Number of prompt lengths that SGLang profiles, and the longest length relative to the chunk size. The fit leaves the
-longest length out.
+"""For dynamic chunking, SGLang times forwards of _PROFILED_LENGTHS prompt lengths, of which the longest is
+_PROFILED_SHARE times the chunk size. The parabola of times over lengths is fitted without the longest.
 """
 
 

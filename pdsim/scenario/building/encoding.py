@@ -121,8 +121,8 @@ def encoder_tokens(scenario: Scenario, settings: ComputingSettings) -> int:
 
 def _encoder_tokens(scenario: Scenario, step_tokens: int) -> int:
     """Returns the size in tokens of an encoder cache: the tokens of a step, but at least those of the largest image
-    (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder. step_tokens: 0: a step has no
-    limit, and the model's context takes its place.
+    (vLLM 0.33.0, v1/core/encoder_cache_manager.py:376). 0: the model has no encoder. step_tokens: maximum number of
+    tokens of a step; 0: no maximum, so the model's context takes its place.
     """
     model = load_model(scenario.model)
     if not model.encoders:

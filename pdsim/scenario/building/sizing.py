@@ -22,7 +22,7 @@ from pdsim.system.states import StateRule, StateStrategy, slots_per_request
 HOST_RATIO = 2
 """Host memory in bytes per byte of the GPU's pool if host_cache is auto (SGLang's --hicache-ratio)."""
 _SMALL_BATCH = 32
-"""Largest given max_running_requests per rank for which extra_slots is by default twice that count; otherwise 0."""
+"""If max_running_requests per rank is given and at most this, the default of extra_slots is twice it; otherwise 0."""
 
 
 def instance_ids(settings: ServerSettings, role: memory.Role) -> list[str]:
@@ -161,8 +161,8 @@ def _expert_skew(scenario: Scenario, role: memory.Role, model: ModelSpec) -> flo
 
 def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | None:
     """Returns the waves of thread blocks in which an instance computes decode attention. None: the scenario gives no
-    cost.attention_sm_bandwidth, and the cost model is not `kernels`, the model has latent KV, or the catalog has no
-    num_sms of the GPU. Raises ConfigError if the scenario gives the bandwidth in the last two cases.
+    cost.attention_sm_bandwidth, and the cost model is not `kernels`. If the model has latent KV or the catalog has no
+    num_sms of the GPU: raises ConfigError if the bandwidth is given, otherwise returns None.
     """
     cost, layout = scenario.cost, layout_of(scenario, role)
     bandwidth, attention, num_sms = cost.attention_sm_bandwidth, layout.model.attention, layout.gpu.num_sms
@@ -189,8 +189,8 @@ def attention_waves(scenario: Scenario, role: memory.Role) -> AttentionWaves | N
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """Returns the scenario with the times that `corner` chooses, and with health, front end and the sizes of servers
-    filled in, such as the pool size. Raises ConfigError if an instance is impossible.
+    """Returns the scenario with health, front end and the sizes of servers filled in, such as the pool size. With the
+    field `corner`, times are the fastest or slowest of a range. Raises ConfigError if an instance is impossible.
     """
     scenario = with_state_blocks(scenario.at_corner)
     health = HealthSettings() if scenario.faults and scenario.health is None else scenario.health
@@ -208,7 +208,8 @@ def resolve(scenario: Scenario) -> Scenario:
 
 def with_state_blocks(scenario: Scenario) -> Scenario:
     """The scenario with vLLM's page size for models with linear attention: on every role, one layer's part of a page
-    holds the layer's state. Other scenarios keep their page size. Raises ConfigError as _check_connectors does.
+    holds the layer's state. Other scenarios keep their page size. Raises ConfigError if vLLM or pdsim cannot
+    combine the model with the connector (LMCache or KVBM) of a role.
     """
     if scenario.engine != "vllm":
         return scenario

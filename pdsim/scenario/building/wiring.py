@@ -198,8 +198,8 @@ def grant_wait_ns(scenario: Scenario) -> int | None:
 
 
 def staging_plan(scenario: Scenario) -> StagingPlan | None:
-    """Sizes of staging: maximum number of pages of a cell (the KV of a prompt's part that is staged together), memory
-    of a prefill worker, and memory of a decode rank. None: KV is not staged.
+    """Sizes of staging: maximum number of pages of a cell (the KV of a prompt's part that is staged together), and
+    memory in bytes of a prefill worker and of a decode rank. None: KV is not staged.
     """
     if (staging := scenario.network.staging) is None:
         return None

@@ -19,7 +19,9 @@ DSPARK_TOKENS = 8
 """
 NGRAM_TOKENS = 12
 _CHAIN, _LLAMA_TREE = (3, 1, 4), (5, 4, 8)
-"""Numbers of draft steps, branches and verified tokens (_auto_choose_speculative_params)."""
+"""SGLang's numbers of draft steps, branches and verified tokens: _LLAMA_TREE for Llama models unless the algorithm is
+STANDALONE, _CHAIN for others (_auto_choose_speculative_params).
+"""
 
 Algorithm = Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DSPARK", "NGRAM"]
 

@@ -44,8 +44,8 @@ many.
 _MARKS = "osD^vPX*"
 
 _LITTLE = 0.01
-"""The percentages of a tornado figure's axis have one decimal if the room next to the bars is below this relative
-change.
+"""If the margin beyond the bars of a tornado figure is below this relative change, the percentages at the axis have
+one decimal, otherwise none. Also the margin if all bars are 0.
 """
 
 
@@ -145,13 +145,13 @@ _TRADES = (
     ("latency-throughput", "latency", "median latency, s", "median_e2e_latency_ms", False),
     ("ttft-throughput", "TTFT", "p99 TTFT, s", "p99_ttft_ms", False),
 )
-"""For each figure of trade-offs: name, title, title of the x axis, the summary field on it, and whether a larger value
-is better.
+"""For each figure of trade-offs: name, title, title of the x axis, the summary field in ms from which x is computed,
+and a flag. True: x is 1000 / field, and larger x is better. False: x is the field in s, and smaller x is better.
 """
 
 
 def trade_offs(dots: Callable[[str], Sequence[Dot]], y_title: str, joined: str) -> list[FigureBlock]:
-    """Figures with throughput or another number on the y axis, and a latency on the x axis.
+    """Figures with throughput or another number on the y axis, and a latency or its inverse on the x axis.
 
     dots: gives the points of a summary field, with the latency in ms as x. A figure is drawn if all points have its
     latency. joined: says in the caption which points the line joins.

@@ -141,7 +141,7 @@ def differences(scenarios: Mapping[str, Fields]) -> Table | None:
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yields the dotted path of each field, and its value as scenario files write it, such as 0 for 0.0. Leaves out
-    fields that are None, and those in _NOT_SETUP. prefix: beginning of each path.
+    fields that are None, and name, description and checkpoint. prefix: beginning of each path.
     """
     for name, value in fields.items():
         if prefix + name in _NOT_SETUP or value is None:

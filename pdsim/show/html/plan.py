@@ -118,7 +118,7 @@ def _price_figure(plan: Row, known: Sequence[tuple[Row, Reading]]) -> Any:
 
 
 def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The points (price, latency) that have a lower latency than all cheaper points, by price."""
+    """The points (price, latency) that have a lower latency than all cheaper points, cheapest first."""
     found: list[tuple[float, float]] = []
     for x, y in sorted(points):
         if not found or y < found[-1][1]:

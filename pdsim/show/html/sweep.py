@@ -76,8 +76,8 @@ def _detail(result: SweepResult, points: Sequence[PointResult]) -> str:
 
 
 def _best(result: SweepResult, points: Sequence[PointResult]) -> PointResult:
-    """The best point by the first SLO; without an SLO, by requests per second and GPU. Only points with the same
-    requests as the first point count.
+    """The best point: by goodput per GPU under the first SLO, and points that meet the SLO before all others; without
+    an SLO, by requests per second and GPU. Only points with the same requests as the first point count.
 
     A point with shorter prompts serves more requests on any cluster, so that it cannot be compared with that point.
     """
@@ -249,9 +249,10 @@ def _over_load(points: Sequence[PointResult], fields: dict[str, list[Any]], slo:
 
 
 def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
-    """Heat maps over the numbers of prefill and decode servers, or, if one of these numbers does not vary, over the
-    first two varying fields that do not set the load. Empty list: there are fewer than two such fields, or one has more
-    than _MOST_CELLS values. fields: values of each field that varies.
+    """Heat maps of the goodput under each SLO, or of throughput if there is no SLO. Rows and columns: numbers of
+    prefill and decode servers or, if one of these does not vary, the first two varying fields that do not set the load.
+    Empty list: there are fewer than two such fields, or one has more than _MOST_CELLS values. fields: values of each
+    field that varies.
     """
     pair = [_PREFILL, _DECODE] if {_PREFILL, _DECODE} <= fields.keys() else _knobs(fields)[:2]
     if len(pair) < 2 or any(len(fields[field]) > _MOST_CELLS for field in pair):  # noqa: PLR2004
@@ -277,7 +278,7 @@ def _maps(points: Sequence[PointResult], result: SweepResult, fields: dict[str, 
 
 
 def _value(slo: str) -> Value:
-    """Function that gives a point's goodput under the SLO. Without an SLO: its throughput."""
+    """Function that gives a point's goodput per GPU under the SLO. Without an SLO: its requests per second and GPU."""
     return (lambda point: point.goodput_per_gpu(slo).mean) if slo else rate_per_gpu
 
 
@@ -288,7 +289,8 @@ def _best_of(points: Iterable[PointResult], fields: dict[str, Any], value: Value
 
 def _effects(points: Sequence[PointResult], result: SweepResult, fields: dict[str, list[Any]]) -> list[FigureBlock]:
     """A figure of how much each varied field changes each metric, on average over the values of the other fields.
-    Returns an empty list if no field varies, or if some metric cannot be shown for any field. points: stable points.
+    Returns an empty list if no field varies, or if a metric has no bar, for example because its mean is 0. points:
+    those that are not saturated.
     fields: the varied fields, each with its values.
     """
     names = [*(field for field in _LOADS if field in fields), *_knobs(fields)]

@@ -18,7 +18,9 @@ from pdsim.show.terminal.layout import new_console, new_table, print_first_that_
 
 
 def print_errors(arms: Sequence[ArmErrors]) -> None:
-    """Prints all errors in one table. If the table is too wide: a table for each measured configuration."""
+    """Prints measured and simulated metrics with the errors of the simulation, in one table. If the table is too
+    wide: in a table for each measured configuration.
+    """
     columns = ("metric", "measured", "simulated", "error", "asked for")
     whole = new_table("", "case", "arm", *columns)
     by_arm = []
@@ -46,7 +48,9 @@ def _met(is_met: bool) -> str:
 
 
 def print_calibration(made: Calibration, profile: Mapping[str, Any]) -> None:
-    """Prints the fitted forms, their errors on held-out shapes, and the host times in the profile."""
+    """Prints the formulas fitted to times of steps, staging and transfers, their errors on sizes that were held out of
+    the fit, and the host times in the profile.
+    """
     columns = ("part", "form", "rows", "shapes", "mean", "p90", "median")
     fits = new_table("fits, and their errors on shapes held out", *columns)
     coefficients = new_table("what was fitted", "part", "coefficients, ns")
@@ -145,7 +149,9 @@ def _percentiles(validation: Validation) -> Table:
 
 
 def _variant_stages(validation: Validation) -> Table:
-    """Table of the stages that take at least 0.05 ms in some variant."""
+    """Table of the mean time of each stage of requests, measured and simulated, for each variant of the suite.
+    Stages below 0.05 ms in all variants are left out.
+    """
     stages = dict.fromkeys(
         name
         for one in validation.comparisons

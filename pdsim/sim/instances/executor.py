@@ -292,7 +292,7 @@ class DecodeRun:
         self._prompts: PrefillStep | None = None
         """Chunks of prompts that the present step also computes. None: the step only decodes."""
         self._cold: ColdServer | None = None
-        """Counts the steps of this run. None: the cost has no cold start, or the run is of `begin_one`."""
+        """Counts the steps of this run. None: the cost has no cold start, or `begin_one` began the run."""
 
     def begin(self, step: DecodeStep, *, single: bool) -> None:
         self._start_ns = self._timeline.now_ns + self.copying_ns

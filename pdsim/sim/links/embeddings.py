@@ -73,7 +73,7 @@ class EmbeddingReads(EmbeddingMoves):
             for spec in bus.cluster.requests
             if spec.media
         }
-        """Media of each request that encode instances encode, as Clients.route gives them to the router."""
+        """The images and audio clips that encode instances encode, by the id of their request."""
         self._sharing: dict[MediaKey, set[int]] = defaultdict(set)
         """Ids of the requests with an item, by modality and media_id."""
         for request_id, media in self._media.items():

@@ -105,7 +105,8 @@ class ServerNics:
     ) -> int:
         """Time in ns that a step computes: its duration on idle links, without the time in which its bytes move between
         hosts. If computing and exchanging overlap, this is the whole duration. num_tokens: tokens of the instance's
-        step. mean_tokens: as in `exchange`. decodes: True: a decode step; False: a prefill or mixed forward.
+        step. mean_tokens: mean number of tokens that the ranks give to experts. decodes: True: a decode step; False: a
+        prefill or mixed forward.
         """
         traffic = self._nics.traffic[instance_id]
         if traffic.overlaps:
@@ -125,7 +126,8 @@ class ServerNics:
     ) -> HostExchange:
         """Returns the exchange of tokens between the server's hosts during one forward. num_tokens: number of tokens of
         each rank, by instance id. mean_tokens: mean number of tokens that the ranks give to experts. decodes: True:
-        all ranks with a step decode only. Other arguments: as in HostExchange.
+        all ranks with a step decode only. computing_ns: computing time of the whole forward. on_part: called after each
+        part with (number of finished parts, number of parts). on_end: called after the last part.
         """
         found = (self._move(name, num, mean_tokens, decodes=decodes) for name, num in num_tokens.items())
         moves = [move for move in found if move[0]]
@@ -143,7 +145,8 @@ class ServerNics:
     def _move(self, instance_id: str, num_tokens: int, mean_tokens: float, *, decodes: bool) -> Move:
         """Returns the bytes that the busiest GPU of the instance sends or receives during a step, whichever are more,
         as a single flow. Its path has the links of both directions; a link's weight is the share of these bytes that
-        pass it. num_tokens, mean_tokens, decodes: as in `computing_ns`.
+        pass it. num_tokens: tokens of the instance's step. mean_tokens: mean number of tokens that the ranks give to
+        experts. decodes: True: a decode step; False: a prefill or mixed forward.
         """
         traffic = self._nics.traffic[instance_id]
         moves: HostMoves = traffic.decode if decodes else traffic.prefill

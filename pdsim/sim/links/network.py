@@ -145,8 +145,9 @@ class Flows:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """A running transfer of one unit. start_ns, setup_ns, line_ns, posting_ns: times of its stages so far, as in
-    TransferRecord.
+    """A running transfer of one unit. start_ns: time when a worker began with the unit. Durations so far: setup_ns of
+    the set-up (with staging, also of the gather), line_ns of waiting for transfers of other workers, and posting_ns by
+    which posting descriptors delays the bytes.
     """
 
     unit: TransferUnit
@@ -187,8 +188,8 @@ class Network:
         timeout_ns: int | None = None,
     ) -> None:
         """on_done: called with each transfer that has ended. on_failed: called with each transfer that its engine has
-        given up. on_posting: as in PostingLines. timeout_ns: time in ns after which an engine gives up a transfer.
-        None: never.
+        given up. on_posting: called with an instance's id and its loop's speed while threads post, as a share of
+        the normal speed. timeout_ns: time in ns after which an engine gives up a transfer; None: never.
         """
         self._timeline = timeline
         self._topology = interconnect.topology

@@ -81,12 +81,12 @@ class Ends:
         self.part_requests: int | None = None
         """Number of first requests that an end was simulated for. None: both ends were simulated completely."""
         self.error = 0.0
-        """Highest relative standard error of a change that was extrapolated."""
+        """Highest relative standard error of a change that was extrapolated. 0: no change was extrapolated."""
         self._size = size
         self._is_long = len(requests) >= LEAST_REQUESTS
         self.verdicts: list[Any] = []
-        """Results of `verdict_of` for each end, in order. Empty before `numbers` is called, and without
-        `verdict_of`."""
+        """Results of `verdict_of`: first for the end with the fastest times, then for that with the slowest. Empty
+        before `numbers` is called, and without `verdict_of`."""
         self._ends = [_End(end, requests, size, verdict_of, own_itl=own_itl) for end in scenario.ends]
 
     @contextmanager

@@ -127,7 +127,7 @@ def _limit(found: Sequence[Sensitivity], metric: str) -> Limit:
 
 
 def _unstable(band: Band | None, metric: str) -> str:
-    """Returns the band of an unstable metric as text. Empty: the metric is stable."""
+    """Returns the band of an unstable metric as text. Empty: the metric is stable, or `band` is None (not known)."""
     if band is None or not band.is_unstable:
         return ""
     unit = "requests/s" if metric == "request_throughput" else "%" if "within " in metric else "ms"

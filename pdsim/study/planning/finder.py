@@ -55,7 +55,9 @@ class Finder:
         with named(trials.base.where):
             self._candidates = space.candidates(trials.base)
         self._best = (inf, True)
-        """Price of the best cluster so far, and whether only its first seed was run."""
+        """Price of the best cluster so far, and whether only its first seed was run. Infinite price: no cluster meets
+        the SLO yet, or the best clusters are being run with all seeds.
+        """
 
     def find(self, speedups: Sequence[float] = ()) -> Plan:
         num, gpus = len(self._candidates), self._space.max_gpus
@@ -304,7 +306,7 @@ class Finder:
     ) -> Row | None:
         """The cheapest of the candidates that meets the SLO after further changes of the scenario. None: all miss it.
 
-        missing: outcomes of clusters that are known to miss the SLO.
+        missing: outcomes of clusters that are known to miss the SLO, and are not simulated again.
         """
         tries = Tries(
             lambda batch: self._trials.first_outcomes([{**one.changes, **changes} for one in batch]),

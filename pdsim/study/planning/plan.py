@@ -72,8 +72,8 @@ class Plan:
     num_candidates: int
     """Number of clusters within the limits of the search, simulated or not."""
     num_tried: int
-    """Number of these clusters that the search simulated. Copies with other settings, which are tried after the search,
-    do not count.
+    """Number of clusters of num_candidates that the search simulated. Copies with other settings, which are tried after
+    the search, do not count.
     """
     max_gpus: int
     """Largest number of GPUs that a cluster may have."""
@@ -88,7 +88,9 @@ class Plan:
     plan and the clusters before it.
     """
     load_factor: float | None = None
-    """Largest multiple of the load at which the plan meets the SLO. None: the load cannot be scaled."""
+    """Largest simulated multiple of the load up to which the plan always meets the SLO. 1: the plan misses the SLO at
+    the smallest multiple. None: the load cannot be scaled.
+    """
     breaks: str = ""
     """Text on the smallest load at which the plan misses the SLO, such as "not 1.5 x". Empty: the plan meets the SLO at
     all loads that were tried.

@@ -175,9 +175,9 @@ class Screen:
 
     def _headroom(self, row: Row, chosen: Row) -> str:
         """Text that compares the headroom (distance to the SLO's limits) of another cluster at the plan's price with
-        that of the plan's cluster. If a cluster that the search found has more headroom with typical step times, it has
-        less with the slowest step times, by which the plan was chosen. The user's own cluster may be none of these: it
-        was not simulated with the slowest step times. row: the other cluster. chosen: the plan's cluster.
+        that of the plan's cluster. A cluster of Plan.others with more headroom at typical step times has less with the
+        slowest step times, by which the plan was chosen. The user's own cluster, if it is not in Plan.others, was not
+        simulated with the slowest step times. row: the other cluster. chosen: the plan's cluster.
         """
         ratio, ratios = row.outcome.ratio, [one.ratio for one in chosen.runs]
         if ratio > max(ratios):
@@ -219,7 +219,9 @@ class Screen:
 
     @property
     def details(self) -> list[str]:
-        """Sentences that the terminal shows only with --details."""
+        """Sentences that the terminal shows only with --details, such as the number of simulated clusters, and the
+        plan's numbers with one server less and with the fastest and slowest step times.
+        """
         plan = self._plan
         found = [f"{plan.num_tried} of {counted(plan.num_candidates, 'cluster')} simulated; SLO: {plan.slo}."]
         found += [] if plan.lone is None else [f"{plan.lone}."]

@@ -25,7 +25,7 @@ class Watch:
         """
         self.undecided = ""
         """Text of the lowest price (without prices: number of GPUs) at which a cluster may still meet the SLO. Empty:
-        this is still the price of the cheapest candidate.
+        even the cheapest candidate may still meet the SLO.
         """
         self._num_runs = 0
         self._last_s = monotonic()

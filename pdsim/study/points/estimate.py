@@ -44,7 +44,7 @@ class Estimate(NamedTuple):
 
     @property
     def change(self) -> str:
-        """Text of an estimated ratio as a change: "12.0 ± 3.0 % more"."""
+        """Text of an estimated ratio as a change: "12.0 ± 3.0 % more"; below 1: "... % less"."""
         percent = Estimate(abs(self.mean - 1), self.half_width).scaled(100)
         return f"{percent.spread()} % {'more' if self.mean >= 1 else 'less'}"
 

@@ -202,8 +202,8 @@ class SweepResult:
         return sorted((point for point in self.points if not point.error), key=rank)
 
     def as_good(self, slo: str) -> list[PointResult]:
-        """Other points that meet the SLO of this name with a goodput that does not differ measurably from the best
-        point's. Empty: there are none, or the best point misses the SLO.
+        """Other points that meet the SLO of this name, and whose goodput has an interval (Estimate.half_width) that
+        overlaps the best point's. Empty: there are none, runs give no interval, or the best point misses the SLO.
         """
         meeting = [point for point in self.best(slo) if point.meets(slo)]
         goodput = [point.goodput_per_gpu(slo) for point in meeting]

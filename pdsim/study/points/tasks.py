@@ -106,7 +106,7 @@ class Planner:
             apply_change(self._data, change)
         self._seeds = (base.seed,) if seeds is None else tuple(dict.fromkeys(seeds))
         self._digests: dict[str, str] = {}
-        """Digests of requests, by their workload and seed as JSON text. Most points have the same workload."""
+        """Digest of all requests of a run, by workload and seed as JSON text. Most points have the same workload."""
         self._points: dict[str, Point] = {}
         """Points by their changes, as JSON."""
         self._first_error: ConfigError | None = None
@@ -236,8 +236,8 @@ def _identity_parts(scenario: Scenario, resolved: Scenario) -> dict[str, Any]:
 
 @cache
 def _revision() -> str:
-    """The version of pdsim, with a digest of its code. The digest is needed because code often changes numbers between
-    versions.
+    """The version of pdsim, with a digest of its code. The digest is needed because a run's results often change with
+    the code while the version stays the same.
     """
     digest = sha256()
     folder = Path(str(files("pdsim")))

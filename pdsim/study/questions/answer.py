@@ -67,7 +67,10 @@ class Answer:
     limits: Sequence[Sequence[str]] = ()
     """Rows of the SLO's limits: name, limit, the winner's value, and the range of that value if there is one."""
     as_good: Sequence[str] = ()
-    """Labels of other candidates that do not differ measurably from the winner."""
+    """Labels of other candidates that meet the SLO, and whose goodput and mean latency differ from the winner's by no
+    more than chance. Empty: there are none, candidates were run only once, nothing is recommended, or the
+    verdict is about some classes of requests.
+    """
     confidence: Confidence = field(default_factory=lambda: Confidence("", ""))
     """Confidence in the answer (high, medium or low) with its reason. Two empty texts until `ask` sets the confidence.
     """

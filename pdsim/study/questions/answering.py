@@ -163,8 +163,8 @@ def _by_chance(found: Judged, repeated: Sequence[Judged]) -> list[str]:
 
 
 def _by_draws(found: Judged) -> list[str]:
-    """A sentence on how many of the winner's runs, one for each seed of the random load, meet the SLO. Empty: all of
-    them, or none, or the verdict is about single request classes.
+    """A sentence on how many of the winner's runs, one for each seed of the random load, meet the SLO. Empty: all
+    runs meet the SLO, none does, or the verdict is about single request classes.
     """
     study, winner = found
     if winner.is_of_classes:
@@ -314,9 +314,9 @@ def _limits(study: Study, label: str, ends: Mapping[str, Judged]) -> list[list[s
 
 
 def _as_good(study: Study, verdict: Verdict) -> list[str]:
-    """Labels of other candidates that meet the SLO, and whose goodput and mean latency do not differ measurably from
-    the winner's. Empty: there are none, nothing is recommended, the verdict is about some classes of requests, or
-    candidates were run only once.
+    """Labels of other candidates that meet the SLO, and whose goodput and mean latency are not told apart from the
+    winner's (Estimate.is_told_apart). Empty: there are none, nothing is recommended, the verdict is about some classes
+    of requests, or candidates were run only once.
     """
     winner = verdict.winner
     if not verdict.advice or verdict.is_of_classes or len([*study[winner].replications, *study[winner].repeats]) == 1:

@@ -108,8 +108,8 @@ def _host_cache_arms(base: Base) -> list[Arm]:
 
 
 def _host_cache_verdict(study: Study) -> Verdict:
-    """Recommends the smallest size of host cache that is as good as the largest. If a host cache of this size is no
-    better than none: recommends no host cache. Raises ConfigError if a candidate has no result.
+    """Recommends the smallest host cache with which throughput and mean TTFT are as good as with the largest. If this
+    host cache improves neither: recommends no host cache. Raises ConfigError if a candidate has no result.
     """
     study.require_results()
     sizes = study.labels()[1:]
@@ -183,8 +183,8 @@ def _storage_arms(base: Base) -> list[Arm]:
 
 
 def _storage_verdict(study: Study) -> Verdict:
-    """Recommends the smallest number of drives that serves the load as well as the largest tried number. If this number
-    of drives serves the load no better than a cluster without storage: recommends no storage. Raises ConfigError if a
+    """Recommends the smallest number of drives with which throughput and mean TTFT are as good as with the largest. If
+    these drives improve neither in comparison with no storage: recommends no storage. Raises ConfigError if a
     candidate has no result.
     """
     study.require_results()

@@ -28,7 +28,7 @@ class Arm(NamedTuple):
     x: float | None = None
     """The candidate's position on the figure's axis. None: the candidate has no position."""
     series: str = ""
-    """Name of a group of candidates that the question compares only with one another."""
+    """Name of the candidate's group. Only candidates of one group are compared. The empty name is a group, too."""
     axis: str = ""
     """Meaning of the figure's horizontal axis, on which `x` is a position. Empty: the meaning that the question gives
     (Question.axis).

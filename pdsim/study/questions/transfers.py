@@ -228,8 +228,8 @@ PAGE_AND_DESCRIPTORS = Question(
 _SLICES, _TRAP = "no staging: slices", "prefill buffer of 64 MiB"
 _RINGS_MIB = (128, 256, 512, 1024, 2048, 4096)
 _BUFFER_MIB = 64
-"""Staging buffer in MiB: SGLang 0.5.12's default of SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB. SGLang 0.5.23 computes the
-size instead.
+"""Size of prefill's staging buffer in MiB: SGLang 0.5.12's default of SGLANG_DISAGG_STAGING_BUFFER_SIZE_MB. SGLang
+0.5.23 computes the size instead.
 """
 
 
@@ -308,7 +308,9 @@ def _trap(study: Study, enough: str) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """The KV of a prompt's part that is staged together, as one prefill rank sends it to one decode rank."""
+    """The KV of a prompt's part that is staged together, as one prefill rank sends it to one decode rank. num_tokens:
+    tokens of the part. num_bytes: bytes that the one rank sends to the other.
+    """
 
     num_tokens: float
     num_bytes: float

@@ -29,9 +29,9 @@ _EXAMPLE = "[1, 2, 4] or {from: 64 MiB, to: 4 GiB, count: 7, scale: log}"
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `first` to `last`, both included, in base units. A grid takes `count` numbers from first to last, or
-    goes in steps of `step` from first up to at most last. is_whole: only whole numbers. is_log: numbers lie evenly on a
-    logarithmic scale.
+    """Numbers from `first` to `last`, both included, in the base unit of `dimension`: ns, bytes, bytes/s or 1/s. A grid
+    takes `count` numbers from first to last, or goes in steps of `step` from first up to at most last. is_whole: only
+    whole numbers. is_log: numbers lie evenly on a logarithmic scale.
     """
 
     first: float
@@ -45,7 +45,7 @@ class Range:
     with neither cannot be used in a grid.
     """
     step: float | None
-    """Difference of two neighbouring values in a grid, in base units. None: `count` decides, if given."""
+    """Difference of two neighbouring values in a grid, in the unit of `first`. None: `count` decides, if given."""
 
     def at(self, share: float) -> Any:
         """The value at a share of the range, 0 (first) to 1 (last): a number, or a text with number and unit."""
@@ -144,8 +144,8 @@ def _count(given: Any) -> int | None:
 
 
 def _amount(given: Any) -> tuple[float, Dimension | None]:
-    """Reads a number with or without a unit. Returns the number in base units, and its kind of quantity; None: a plain
-    number. Raises ValueError if `given` is no number or has an unknown unit.
+    """Reads a number with or without a unit. Returns the number in ns, bytes, bytes/s or 1/s, and its kind of quantity;
+    None: a plain number. Raises ValueError if `given` is no number or has an unknown unit.
     """
     if isinstance(given, int | float) and not isinstance(given, bool):
         return given, None

@@ -75,13 +75,13 @@ class Outcome:
 
     @property
     def why(self) -> str:
-        """A sentence on why the cluster misses the SLO."""
+        """Clause that says why the cluster misses the SLO. Empty: the cluster meets the SLO."""
         return f"it {SATURATED}" if self.reason == SATURATED else self.reason
 
     @property
     def lack(self) -> str:
         """Lists the missed terms with their values. If no values are known, or the cluster is saturated: gives the
-        reason.
+        reason. Empty: the cluster meets the SLO.
         """
         if self.judgement is None or self.reason == SATURATED or not self.judgement.missed:
             return self.why

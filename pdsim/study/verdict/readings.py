@@ -123,8 +123,8 @@ class Times:
         return replace(self, by_metric=found, has_tpot=self.has_tpot[mask], num_lost=num_lost, classes=None)
 
     def percentile(self, metric: str, percent: float) -> float:
-        """The percentile of a metric in ms. Requests that did not finish count as infinite. 0: there are no
-        requests.
+        """The percentile of a metric in ms. Requests that did not finish count as infinite. TPOT and ITL leave out
+        requests of one token. 0: there are no requests.
         """
         values = self.by_metric[metric]
         if metric in OF_GAPS:

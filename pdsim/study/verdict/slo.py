@@ -323,22 +323,22 @@ class Slo:
         return kept
 
     def attained(self, times: Times, request_class: str) -> Attainment:
-        """How many requests of the class meet the SLO."""
+        """How many requests of the class meet the SLO. request_class: empty: requests without a class."""
         is_of = times.classes == request_class
         num_kept = int((self.kept(times) & is_of[: len(times.has_tpot)]).sum())
         return attainment_of(num_kept, int(is_of.sum()), times.duration_s)
 
     def limit_ms(self, metric: str, request_class: str = "") -> float | None:
-        """The lowest limit of a metric in ms, for requests of the class. None: the SLO does not limit the metric."""
+        """The lowest limit of a metric in ms, for requests of the class. request_class: empty: only limits for all
+        requests count. None: no such term limits the metric.
+        """
         found = [
             ms for term in self.terms if term.covers(request_class) for name, ms in term.limits_ms if name == metric
         ]
         return min(found, default=None)
 
     def percentile_of(self, metric: str) -> float:
-        """The percentile at which the SLO limits a metric, by the first term that does. 99: no term limits the
-        metric.
-        """
+        """The percentile at which the first term on a metric limits it. 99: no term limits the metric."""
         found = (term.percentile for term in self.terms if metric in dict(term.limits_ms))
         return next(found, 99.0)
 

@@ -37,10 +37,13 @@ class Tally:
         self._num_ended = 0
         self._num_left_out = num_left_out
         self._first: list[tuple[int, int]] = []
-        """Negative times and ids of the ended requests that were sent first, at most num_left_out: the last in front.
+        """Heap of (minus sending time in ns, minus id) of the ended requests that were sent first: at most
+        num_left_out. Of these requests, the first in the heap was sent last.
         """
         self._waiting: list[RequestRecord] = []
-        """Ended requests of which too few that were sent earlier have ended: they may not count."""
+        """Ended requests that are not counted yet, because fewer than num_left_out requests that were sent earlier have
+        ended. They may be warm-up requests.
+        """
 
     def __call__(self, request: RequestRecord) -> None:
         self._num_ended += 1

@@ -49,7 +49,7 @@ class Quantization:
     """Type of KV in the checkpoint: a name such as FP8, or the text of a kv_cache_scheme that is not 8-bit float. None:
     the checkpoint names no type."""
     in_blocks: bool = False
-    """True: each scale is for a block of rows and columns of weights, and no module has a type of its own."""
+    """True: each scale is for a block of rows and columns of weights, and `named` is empty or None."""
     group_size: int = 0
     """Number of weights that share a scale. 0: unknown."""
 

@@ -27,9 +27,9 @@ class Envelope(NamedTuple):
     """The message: one of the core (core/messages.py), or a notice between processes of real mode."""
     extra: Any = None
     """Data for which the core's message has no field, as plain JSON. For NewRequest: the sampling. For FirstToken and
-    KvArrived: the token, its log probabilities and the number of cached tokens. For KvArrived also: the seed of drafts,
-    and fingerprints if KV is checked. For KvGranted: the slot of the linear-attention state on decode. For Finished,
-    Failed and PrefillDone: the fields of Drafted. None: no such data."""
+    KvArrived: the token, its log probabilities and the number of cached tokens. For KvArrived also: the start of
+    drafting (tasks.Seed), and fingerprints if KV is checked. For KvGranted: the slot of the linear-attention state on
+    decode. For Finished, Failed and PrefillDone: the fields of Drafted. None: no such data."""
 
 
 def encode(envelope: Envelope) -> bytes:

@@ -112,11 +112,11 @@ class Request:
         self.num_cached_tokens = 0
         """Number of prompt tokens that a prefix cache had, known when the prompt is computed."""
         self.tokens: list[int] = []
-        """All tokens so far."""
+        """Ids of all output tokens so far."""
         self.logprobs: list[Any] = []
-        """Log probabilities of each token, if requested."""
+        """One Logprobs for each output token so far; None in its place if the request does not ask for them."""
         self.drafted = NO_DRAFTS
-        """Drafts that were accepted, known when the request finishes."""
+        """Numbers of accepted drafts. All are 0 until the request ends."""
         self._ended: str | None = None
         """Reason of a failure. Empty: the request finished. None: it has not ended."""
         self._news = asyncio.Event()

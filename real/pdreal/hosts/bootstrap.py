@@ -29,7 +29,7 @@ class Bootstrap:
         self._channel = channel
         self._fleet = fleet
         self.memories: dict[str, list[dict[str, Any]]] = {}
-        """Memory that each rank of a running instance has published, by instance."""
+        """For each running instance, Hello.memory of each of its ranks, in the order of ranks."""
         self._endpoints: dict[str, str] = {}
         """Latest endpoint of each process."""
         self._awaited: _Expected = {}

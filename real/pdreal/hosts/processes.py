@@ -23,7 +23,7 @@ from pdreal.settings.rank import RankSpec
 
 _PRELOADED = ["torch", "pdreal.rank.process"]
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that end a run early. Finished requests are kept."""
+"""Signals that end a run early. The results of finished requests are kept."""
 PATIENCE_S = 5.0
 """Maximum time in s that processes have to exit after they were told to."""
 

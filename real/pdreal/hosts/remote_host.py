@@ -62,7 +62,7 @@ class RemoteHost:
         self.name = name
         self.clock = ClockOffset()
         self.last_clock: ClockOffset | None = None
-        """The clock at the end of the run. None: the run has not ended, or the host did not answer then."""
+        """The clock's offset at the end of the run. None: the run has not ended, or the host did not answer then."""
         self.half_trips_ns: list[int] = []
         """Half of each round trip of a time request, in ns."""
         self._entry = entry

@@ -32,7 +32,7 @@ class Store:
         self._processes = processes
         self._loop = loop
         self._alive: dict[str, Any] = {}
-        """Processes by names for messages."""
+        """Running processes of the store, by name: "master", or a lender of memory, such as "drive 0"."""
         self.master: str | None = None
         """Address of the master. None: it is not started."""
 

@@ -246,7 +246,7 @@ class ForwardBench:
         self._num_verified = num_verified
         self._seconds = seconds
         self._num_tokens = 0
-        """Number of tokens given to prompts and steps so far."""
+        """Number of input tokens that were made for prompts and steps so far."""
         self._pages = Random(0).sample(range(1, runner.kv.num_pages + 1), runner.kv.num_pages)
         with torch.inference_mode():
             runner.kv.memory.normal_()
@@ -336,7 +336,7 @@ class ForwardBench:
         return array("i", (i * 7919 % vocab_size for i in range(first, first + num_tokens)))
 
     def _page_tables(self, lengths: Sequence[int]) -> list[Sequence[int]]:
-        """Returns scattered pages for sequences of these lengths. No page is used twice."""
+        """Returns a page table for each length, in tokens. Pages are scattered, and no page is in two tables."""
         ends = accumulate((-(-length // self._runner.kv.page_size) for length in lengths), initial=0)
         return [array("i", self._pages[first:end]) for first, end in pairwise(ends)]
 
@@ -417,7 +417,7 @@ def _num_pages(case: Case, page_size: int, num_verified: int) -> int:
 
 
 def _sizes(case: PrefillCase | DecodeCase) -> dict[str, float]:
-    """Returns the sizes of a case as fields of its row: number of prompts or requests, and total tokens of them."""
+    """Returns fields of the row of a case: prompts or batch, new_tokens (only for prefill), and context_tokens."""
     if isinstance(case, DecodeCase):
         return {"batch": case.batch_size, "context_tokens": sum(case.contexts)}
     return {

@@ -290,8 +290,8 @@ def _submit_rows(waves: Sequence[RequestRecord]) -> Iterator[Row]:
 
 
 def _end_rows(records: RunRecords) -> Iterator[Row]:
-    """Yields a measured row with the time between ends of requests whose last tokens come from the same decode step. No
-    row if every request ended with another step.
+    """Yields a measured row with the time between neighbouring ends of requests whose last tokens come from the same
+    decode step. No row if every request ended with another step.
     """
     step_ends = [step.start_ns + step.duration_ns for step in records.steps if step.kind == "decode"]
     ends = sorted(request.end_ns for request in records.requests if request.end_ns is not None)

@@ -130,7 +130,7 @@ class Exchange:
     computed. 0: all KV is sent when the forward is done.
     """
     window_layers: Sequence[int] = ()
-    """Sliding-window layers. For these layers only the KV of a prompt's last tokens is sent, with the prompt's last
+    """Indices of sliding-window layers. For these only the KV of a prompt's last tokens is sent, with the prompt's last
     unit."""
     state_bytes: Sequence[int] = ()
     """Size in bytes of one slot in each plane of linear-attention states. Prefill and decode ranks have states of the

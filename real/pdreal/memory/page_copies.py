@@ -33,8 +33,8 @@ class TorchStaging:
             torch.index_select(plane[:, _slice(heads)], 0, slots, out=part)
 
     def scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> None:
-        """Copies the cells of all writers (the ranks that send to this one) into the pages. writers: the heads in each
-        writer's cell. cells: the cells in the same order, uint8 [bytes].
+        """Copies the cells of all writers (the ranks that send to this one) into the pages. writers: for each writer's
+        cell, its heads' indices among this rank's heads. cells: the cells in the same order, uint8 [bytes].
         """
         slots = self._slots(pages)
         for heads, cell in zip(writers, cells.chunk(len(writers)), strict=True):
@@ -78,9 +78,9 @@ class KernelStaging:
         return torch.cuda.current_stream(self._pool.device)
 
     def launch_scatter(self, pages: Sequence[int], writers: Sequence[range], cells: torch.Tensor) -> torch.cuda.Stream:
-        """Launches a copy of staged cells into pages of this rank. writers: for each rank that sends a cell, the heads
-        that the cell contains. cells: the cells in the same order, uint8 [bytes]. Returns the stream on which the copy
-        runs.
+        """Launches a copy of staged cells into pages of this rank. writers: for each rank that sends a cell, indices
+        of the cell's heads among this rank's heads. cells: the cells in the same order, uint8 [bytes]. Returns the
+        stream on which the copy runs.
         """
         tokens = self._tokens(pages)
         if [head for heads in writers for head in heads] == list(range(self._pool.layout.heads)):

@@ -61,7 +61,7 @@ class PagedKv:
         self.planes = self.memory.unbind()
         self._num_slots = shape[1]
         self._layers = self.memory.view(num_layers, planes_per_layer * self._num_slots, num_kv_heads, head_dim).unbind()
-        """The planes of each layer (K and V, or latents) as one tensor."""
+        """One tensor per layer: its planes (K and V, or latents), one after another in the first dimension."""
 
     def slots(self, page_table: Sequence[int], start: int, stop: int) -> Tensor:
         """Returns the slots of a sequence's tokens start to stop - 1, int32 on the CPU. A slot is the index of one
@@ -141,8 +141,8 @@ class SavedKv:
 
 
 Digests = Mapping[str, int]
-"""Fingerprint of each KV head of a rank, by the head's number in the model, and of the rank's part of a
-linear-attention state. Keys are texts, because digests are sent as JSON."""
+"""Fingerprints of a rank's KV heads and of its part of a linear-attention state. Keys are texts, because digests are
+sent as JSON: the number of the head in the model, or "state of rank" and the rank's index."""
 
 
 def digest(
@@ -190,7 +190,7 @@ class HostKv:
         num_planes = len(kv.planes)
         # as the widest integers: torch does not copy e4m3 by index, and copies short elements one by one
         self._pages = kv.memory.view(num_planes, kv.num_pages + 1, -1).view(torch.int64).transpose(0, 1)
-        """[pages, planes, words] of the cache."""
+        """The cache, viewed as [pages, planes, words of 8 bytes]."""
         self.memory = torch.zeros((num_pages + 1, *self._pages.shape[1:]), dtype=torch.int64)
         self._device = kv.memory.device
         self._most_pages = max(1, _PART_BYTES // (8 * self._pages[0].numel()))

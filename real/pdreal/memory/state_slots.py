@@ -19,8 +19,8 @@ from pdsim.system.catalog import load_model
 from pdsim.system.memory import Role
 
 _SPARE_SLOTS = 2
-"""Number of additional slots. A chunk may begin while the states of the previous chunk wait for the cache to take them,
-and then needs slots of its own.
+"""Number of further slots of an instance, besides those for its requests and for cached states. A chunk may begin while
+the states of the previous chunk wait for the cache to take them, and then needs slots of its own.
 """
 _COUNTED_SLOTS = 3
 """Maximum number of slots that StateSlots takes for one lease. The core's cache may have fewer slots per request
@@ -64,7 +64,8 @@ class StateSlots:
         self._free = list(range(num_slots, 0, -1))
         self._leased: dict[Lease, _Leased] = {}
         self._kept: dict[Node, int] = {}
-        """Slot of each kept state. Those that the cache has given up are found when a slot is needed."""
+        """Slot of each state that the prefix cache keeps, by node. States that the cache has given up stay here until
+        no slot is free (`_sweep`)."""
         if isinstance(self._cache, HybridKvCache):
             self._cache.on_state = self._on_state
 

@@ -18,9 +18,10 @@ _grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm  # no
 
 
 def run_experts(x: Tensor, weights: ExpertWeights) -> tuple[Tensor, Tensor]:
-    """Returns the weighted sum of expert outputs for each token, [tokens, hidden], and the experts that each token
-    chose, [tokens, experts per token]. The sum covers only the experts, or the parts of experts, that this rank holds.
-    The sum over all ranks is the output of the layer without its shared experts.
+    """Returns the weighted sum of expert outputs for each token, [tokens, hidden], and the indices of the experts that
+    each token chose, [tokens, experts per token]. The sum covers only the experts, or the parts of experts, that this
+    rank holds. The sum over all ranks is the output of the layer without its shared experts. x: hidden states, [tokens,
+    hidden].
     """
     if x.is_cuda:
         from pdreal.model import fused_experts  # noqa: PLC0415  Triton is needed on GPUs only

@@ -31,7 +31,9 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """For one token: adds x to the residual in place, and writes the normalised sum, multiplied by weight, to out."""
+    """For one token: adds x to the residual in place, and writes the normalised sum, multiplied by weight, to out. All
+    four are addresses, of elements in TYPE. SIZE: hidden size. PADDED: SIZE, rounded up to a power of two.
+    """
     wait_for_earlier()
     column = tl.arange(0, PADDED)
     live = column < SIZE
@@ -64,7 +66,10 @@ def norm_rotate_kernel(
     NORM: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Normalises, if NORM, and rotates HEADS heads of one token in place."""
+    """Normalises, if NORM, and rotates HEADS heads of one token in place. Arguments of type int64 are addresses of the
+    tensors of norm_rotate_. TYPE, POSITION: data types of heads and of positions. ROW, HEAD: elements from one token,
+    or one head, to the next. QUERY_HEADS, ALL_HEADS: numbers of heads. HALF: half of a head's dimension.
+    """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)

@@ -51,8 +51,8 @@ def choose_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Finds one token's ACTIVE experts with the highest scores, and their weights, which sum to 1, then does as
-    `enter`. scores: [tokens, EXPERTS] in TYPE. PADDED, PLACES: EXPERTS and ACTIVE, rounded up to powers of two.
+    """Finds one token's ACTIVE experts with the highest scores, and their weights, which sum to 1; `enter` stores both.
+    scores: [tokens, EXPERTS] in TYPE. PADDED, PLACES: EXPERTS and ACTIVE, rounded up to powers of two.
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
@@ -93,7 +93,7 @@ def choose_in_groups_kernel(
     LISTS: tl.constexpr,
 ):
     """Chooses one token's experts as DeepSeek-V3: ACTIVE_GROUPS groups of GROUP experts by the sum of their two highest
-    scores + bias, then ACTIVE experts in them. Then does as `enter`. scores: [tokens, experts] in fp32, no sigmoid yet.
+    scores + bias, then ACTIVE experts in them, which `enter` stores. scores: [tokens, experts] in fp32, before sigmoid.
     """
     wait_for_earlier()
     token = tl.program_id(0).to(tl.int64)
@@ -146,7 +146,7 @@ def enter(
 ):
     """Stores which experts one token has, and appends the token's rows to the lists of own experts (FIRST to FIRST +
     LISTS - 1). place: 0, 1, 2, ..., an index for each of the token's experts; those from ACTIVE on are padding. chosen,
-    share: number and weight of each expert. shares, choices, lists, lengths: addresses of the tensors of _Lists.
+    share: index and weight of each expert. shares, choices, lists, lengths: addresses of the tensors of _Lists.
     tokens: number of tokens of the batch, for which each list has room.
     """
     row, active = token * ACTIVE + place, place < ACTIVE
@@ -175,7 +175,7 @@ def enter_kernel(
     FIRST: tl.constexpr,
     LISTS: tl.constexpr,
 ):
-    """Appends a token that was routed before to the lists of the rank's own experts. given, chosen: weights and numbers
+    """Appends a token that was routed before to the lists of the rank's own experts. given, chosen: weights and indices
     of each token's experts, whose rows begin SHARES_ROW and CHOICES_ROW elements after each other.
     """
     wait_for_earlier()
@@ -257,7 +257,7 @@ def down_kernel(
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Computes COLUMNS output columns for an expert's rows, times each row's weight. Output: [rows, HIDDEN]."""
+    """Computes COLUMNS columns of out, [rows, HIDDEN]: down projections of x, [rows, INNER], times the rows' shares."""
     wait_for_earlier()
     expert = tl.program_id(2).to(tl.int64)
     column, step = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, STEP)
@@ -332,7 +332,7 @@ def _products(
     dtype: torch.dtype, narrow: torch.dtype, num_active: int, row: int, hidden: int, inner: int, rows: int
 ) -> tuple[Launcher, Launcher, int, int]:
     """Returns the launchers of gate_up_kernel and down_kernel, and the columns that one program of each computes.
-    dtype, narrow: types of activations and of stored weights. row: elements from an input to the next. rows: per block.
+    dtype, narrow: types of activations and of stored weights. row: stride of inputs, in elements. rows: of a block.
     """
     sizes = {"HIDDEN": hidden, "INNER": inner, "ROWS": rows}
     columns, warps, stages = (128, 8, 4) if rows == _MOST_ROWS else (64, 4, 3)
@@ -384,7 +384,7 @@ class _Lists(NamedTuple):
     chosen: Tensor
     """Indices of each token's experts, [tokens, active] in int32."""
     lists: Tensor
-    """For each expert with a list: the row numbers of its tokens, [own experts, tokens]."""
+    """For each own expert: its rows (token * active + index among the token's experts), [own experts, tokens]."""
     lengths: Tensor
     """Number of rows in each list, [own experts]."""
 

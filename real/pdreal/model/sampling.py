@@ -55,7 +55,7 @@ def _draw(logits: Tensor, draws: list[Draw]) -> Tensor:
 
 def _gumbel(tokens: Tensor, draws: list[Draw]) -> Tensor:
     """Returns noise for each token of each row. The token with the largest sum of log probability and noise is a random
-    draw from the distribution.
+    draw from the distribution. tokens: token ids, [rows, vocabulary]. draws: rule of each row.
     """
     keys = torch.tensor([_key(draw) for draw in draws], device=tokens.device)[:, None]
     mixed = _mixed(keys + (tokens + 1) * _STEP)

@@ -199,7 +199,7 @@ class LatentHeads:
         return torch.cat((low, rotated), dim=-1)
 
     def read_out(self, attended: Tensor) -> Tensor:
-        """Returns the outputs of heads, [tokens, heads, value]. attended: of latents, [tokens, heads, latent rank]."""
+        """Returns the outputs of heads, [tokens, heads, value]. attended: sums of latents, weighted by attention."""
         return torch.bmm(attended.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
 
 
@@ -257,7 +257,7 @@ def load_weights(
     keeps_fp8: bool | None = None,
 ) -> ModelWeights:
     """Loads the weights of one rank. keeps_fp8: fp8 matrices of the source stay fp8 (except input projections of latent
-    and of linear attention); None: only on a GPU. Raises ModelError if the model does not divide into so many ranks,
+    and of linear attention); None: only on a GPU. Raises ModelError if the model does not divide among the ranks,
     or an fp8 matrix not into whole blocks, or if the checkpoint cannot be read or belongs to another model.
     """
     tp.check(config)

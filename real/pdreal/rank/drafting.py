@@ -39,8 +39,8 @@ class VerifyRows(NamedTuple):
     slots: Tensor
     """Index of the entry in which each sequence's draft state is kept, [rows]. Padding: 0."""
     num_accepted: Tensor
-    """Number of tokens that the step gives to each sequence, [rows]. A random stream of the scenario determines this
-    number before the step. Padding: 0.
+    """Number of output tokens that each sequence gains: its accepted drafts and one token of the target, [rows]. A
+    random stream of the scenario determines this number before the step. Padding: 0.
     """
     taught: Tensor
     """Reference output tokens that the step verifies instead of the draft head's proposals, [rows, V - 1] if a step

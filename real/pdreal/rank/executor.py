@@ -97,8 +97,8 @@ class _Sequence:
 
     @property
     def to_verify(self) -> SequenceToVerify:
-        """The sequence's data that speculative decoding needs before a step: numbers of output tokens, and the
-        reference output.
+        """The sequence's data that speculative decoding needs before a step: how many output tokens the sequence
+        has and may still get, and the reference output.
         """
         num_output_tokens = len(self.tokens) - self.num_prompt_tokens
         num_lacking = self.most_tokens - len(self.tokens)
@@ -188,7 +188,7 @@ class Executor:
         seed: Seed | None = None,
     ) -> None:
         """Adds the data that reach a decode instance with KvArrived: the first token with its log probabilities,
-        prefill's number of cached tokens, and the seed of drafts. Does nothing if the request was dropped.
+        prefill's number of cached tokens, and the start of drafting (Seed). Does nothing if the request was dropped.
         """
         if sequence := self._sequences.get(request_id):
             sequence.tokens.append(token)
@@ -288,7 +288,7 @@ class Executor:
 
         tokens: the ranks' tokens, one for each chunk of a prefill step or sequence of a decode step. If the step
         verifies drafts, these are integers that `Speculation.new_tokens` reads. logprobs: for each token, or empty if
-        no request asks for log probabilities. seeds: for each chunk, or empty if there are no drafts.
+        no request asks for log probabilities. seeds: start of drafting for each chunk, or empty if there are none.
         """
         likely = logprobs or [None] * len(tokens)
         if isinstance(step, PrefillStep):
@@ -308,7 +308,7 @@ class Executor:
 
     def _take_verified(self, speculation: Speculation, tokens: Sequence[int]) -> Outcome:
         """Returns the Outcome of a step that verified drafts, with requests in the order in which they joined the
-        batch. Tokens after a sequence's end are dropped.
+        batch. Tokens after a sequence's end are dropped. tokens: integers that `Speculation.new_tokens` reads.
         """
         rows = zip(self._batch.sequences, speculation.new_tokens(tokens), strict=True)
         made = {sequence.request_id: new for sequence, new in rows}

@@ -219,7 +219,7 @@ class _UnderWay:
     num_missing: int
     """Number of ranks that have not done the task yet."""
     on_done: Callable[[list[Any], str | None], None]
-    """Called when all ranks have done the task, with their results and the error."""
+    """Called when all ranks have done the task, with their results and the error (None: none failed)."""
     results: list[Any] = field(default_factory=list)
     """Results of the ranks that have done the task, in the order in which they ended."""
     error: str | None = None

@@ -123,8 +123,8 @@ class HostCopies:
         self._group.begin_or_fail(task, what, release)
 
     def _record(self, kind: str, num_pages: int, results: list[Any]) -> None:
-        """Records a copy, from the first rank's start to the last rank's end. kind: as in HostCopyRecord. results: one
-        ComputedTokens per rank; those of followers are plain lists.
+        """Records a copy, from the first rank's start to the last rank's end. kind: load (from the host cache) or
+        write (to it). results: one ComputedTokens per rank; those of followers are plain lists.
         """
         ranks = [ComputedTokens(*result) for result in results]
         start_ns = min(rank.start_ns for rank in ranks) - self._timeline.epoch_ns

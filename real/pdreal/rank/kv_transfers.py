@@ -145,7 +145,7 @@ class KvTransfers:
 
     def arrival_facts(self, arrived: m.KvArrived) -> dict[str, Any]:
         """Returns data that is sent to decode with the last KV of a request: `token` (the first token), `logprobs` of
-        this token, `num_cached_tokens`, `seed` of drafts, and `digests` (fingerprints) if KV is checked.
+        this token, `num_cached_tokens`, `seed` (start of drafting), and `digests` (fingerprints) if KV is checked.
         """
         request_id = arrived.request_id
         first = self._first_tokens.pop(request_id)

@@ -64,7 +64,7 @@ class Rank:
         self._resources = resources
         self._actor: Any = None
         self._peers: dict[str, int] = {}
-        """Lives of connected instances, by instance."""
+        """Number of earlier starts of each connected instance, by instance id."""
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def live(self) -> None:

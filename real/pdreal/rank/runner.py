@@ -146,11 +146,11 @@ class ModelRunner:
         self._layer_groups = layer_groups
         self._warm_up_tokens = _WARM_UP_TOKENS if prefills else max(1, max_running_requests)
         self.expert_counts: ExpertCounts | None = None
-        """Tokens of the last forward that each expert of each layer saw."""
+        """Number of tokens of the last forward that chose each expert, [layers, experts]. None: not recorded."""
         self.logprobs: list[Logprobs | None] = []
-        """Log probabilities of the last batch's tokens, if anybody asked for them."""
+        """Log probabilities of each token of the last batch; None, or an empty list, if not requested."""
         self.seeds: list[Seed] = []
-        """Seeds of the drafts of each chunk of the last batch, if the batch was of prompts and there is a drafter."""
+        """Start of drafting after each chunk of the last batch. Empty: a decode batch, or there is no drafter."""
         self._drafter = drafter
         self._records_experts = records_experts
         self._page_tables: dict[int, array[int]] = {}

@@ -27,7 +27,7 @@ class _State:
     begun.
     """
     drafted: Drafted = NO_DRAFTS
-    """Counts of the sequence's drafts so far: accepted, and of these equal to the target model's choice, or near it."""
+    """Counts of the sequence's drafts so far: accepted, of these equal to the target's choice, or near its score."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Storage:
         """Number of copies to host memory that have begun."""
         self._num_copied = 0
         self._waiting: deque[tuple[int, m.StorageCopy]] = deque()
-        """Commands that wait until so many copies to host memory have ended, in order."""
+        """Commands in order, each as (number of copies to host memory whose end it awaits, command)."""
         self._writes: deque[m.StoreKv] = deque()
         self._is_writing = False
 

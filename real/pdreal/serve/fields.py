@@ -80,7 +80,7 @@ class Fields:
         return self._typed(name, int, "an integer", default)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Returns texts, from a field that is one text or a list of texts. Empty texts are left out."""
+        """Returns the strings of a field that is one string or a list of strings. Empty strings are left out."""
         value = self._values.get(name)
         texts = [value] if isinstance(value, str) else self._typed(name, list, "a string or a list of strings", [])
         if wrong := [text for text in texts if not isinstance(text, str)]:
@@ -178,9 +178,10 @@ class AnswerSettings(NamedTuple):
 def answer_settings(
     fields: Fields, limits: Sequence[str], default: int, vocab_size: int, num_logprobs: int | None = None
 ) -> AnswerSettings:
-    """Reads the settings of answers from a body. limits: names of the field for the longest answer; the first name that
-    is present counts. default: that length in tokens if no name is present. num_logprobs: as in Draw. Raises
-    RefusedError for values that real mode does not support.
+    """Reads the settings of answers from a body. limits: names of the field for the maximum number of output tokens;
+    the first name that is present counts. default: this maximum if no name is present. num_logprobs: number of
+    likeliest tokens whose log probabilities are returned; None: no log probabilities. Raises RefusedError for values
+    that real mode does not support.
 
     Without a temperature the likeliest tokens are chosen. Without a seed the seed is random.
     """

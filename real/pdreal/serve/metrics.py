@@ -92,7 +92,7 @@ class Histogram:
 
 
 class Metrics:
-    """Counters and histograms of one server. `text` gets the gauges, which are the levels that instances reported last
+    """Counters and histograms of one server. The gauges are an argument of `text`: levels that instances reported last
     (Launcher.load).
     """
 

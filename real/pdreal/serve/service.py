@@ -151,10 +151,10 @@ class Answer:
         self.service = service
         self.generation = generation
         self.index = index
-        """Number among the choices of one request; each choice has a seed of its own."""
+        """Index among the choices of one request, from 0; each choice has a sampling seed of its own."""
         self.text = ""
         self.matched: str | None = None
-        """The stop text that ended the answer."""
+        """The stop text that ended the answer. None: no stop text has ended it."""
         self._detokenizer = service.tokenizer.detokenizer()
         self._stops = StopTexts(generation.settings.stop)
         self.created_s = int(time.time())

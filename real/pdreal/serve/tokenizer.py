@@ -83,7 +83,7 @@ class Detokenizer:
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._tokens: list[int] = []
-        """Tokens from the last reported ones on: earlier ones change nothing behind them."""
+        """Tokens whose text `add` returned last, then tokens whose text is kept. No later text needs earlier ones."""
         self._num_told = 0
 
     def add(self, tokens: Sequence[int]) -> str:

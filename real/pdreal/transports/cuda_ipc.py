@@ -122,7 +122,7 @@ class CudaRuntime:
 
 
 def _loaded(library: str) -> str:
-    """Returns the file of a library that this process has loaded."""
+    """Returns the path of a library that this process has loaded. library: beginning of the file's name."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split(maxsplit=5)[-1]
         if Path(path).name.startswith(library):

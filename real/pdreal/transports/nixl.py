@@ -38,7 +38,7 @@ class NixlTransport:
         self._agent = api.nixl_agent(f"pdreal-{uuid.uuid4().hex}", config)
         self._registered: list[Any] = []
         self._peers: dict[str, tuple[str, int]] = {}
-        """Name and device of each peer, by its address."""
+        """Name of each peer's NIXL agent, and index of the peer's GPU, by the peer's address."""
         self._closed = threading.Event()
         if not progresses:
             threading.Thread(target=self._progress, name="nixl progress", daemon=True).start()
