@@ -90,7 +90,8 @@ def cases(lengths: Sequence[int], page_sizes: Sequence[int]) -> Iterator[tuple[s
 
 def measure(bench: Bench, side: str, case: Case) -> Iterator[Row]:
     """Measures our kernel and SGLang's in one case, and yields a row for each. Requests of 1,000 tokens are also
-    measured with the other ways (baselines), and with whole calls from a page list on. side: gather or scatter.
+    measured with the other ways (baselines), and with calls that do the whole work from a page list to moved data
+    (_whole_calls). side: gather or scatter.
     """
     heads = case.source_heads if side == "gather" else case.target_heads
     payload = case.payload_bytes(heads)

@@ -229,8 +229,8 @@ class Measurements:
 
 
 def _lost(there: Sequence[Rows], chosen: Sequence[Rows], asked: Mapping[str, Ranks]) -> Iterator[str]:
-    """A note for each kind of rows, or some of its names, of which no row was chosen. there: all rows. asked: the
-    wanted parallel sizes, by role.
+    """A note for each kind of rows, or for some values of its column `name`, of which no row was chosen. there: all
+    rows. asked: the wanted parallel sizes, by role.
     """
     kept = {(rows.kind, rows.name) for rows in chosen}
     lost: dict[tuple[str, Ranks], set[str]] = {}

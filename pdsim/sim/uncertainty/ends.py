@@ -77,7 +77,8 @@ class Ends:
         may_stop = not (whole or verdict_of or scenario.cost.is_cold)  # cold: the first requests are unlike the others
         size = part_size(len(requests)) if may_stop else None
         self.watch = PartWatch(size)
-        """Observer of the run itself. It notes means and percentiles (Part) when the first requests have ended."""
+        """Observer of the run itself. When `size` requests have ended, it notes means and percentiles over them (Part).
+        """
         self.part_requests: int | None = None
         """Number of first requests that an end was simulated for. None: both ends were simulated completely."""
         self.error = 0.0
