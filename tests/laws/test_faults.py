@@ -5,7 +5,7 @@ PDSIM_EXAMPLES=100 runs 10,000 fault schedules.
 
 from functools import partial
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pdsim.core.journal.lines import digest, from_lines, to_line
@@ -74,6 +74,7 @@ def test_stages_of_the_last_attempt_follow_each_other(scenario: Scenario):
 def test_watching_changes_nothing_where_nothing_goes_wrong(scenario: Scenario):
     watched = run(scenario.model_copy(update={"health": HealthSettings(waiting_timeout="1 h", transfer_timeout="1 h")}))
     alone = run(scenario)
+    assume(not alone.result.stall)  # parked optimistic prompts may hold the pages that a granted prompt lacks
     assert watched.records.requests == alone.records.requests
     assert watched.records.transfers == alone.records.transfers
     assert watched.records.steps == alone.records.steps

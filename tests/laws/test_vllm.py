@@ -245,6 +245,25 @@ def test_a_request_that_ends_as_it_is_merged_makes_room_for_one_to_be_computed_a
     assert sum(r.num_retractions for r in many.records.requests)
 
 
+def test_a_grant_that_takes_the_pages_of_a_begun_prompt_is_noticed_after_one_step():
+    """The prompt, of a preempted request, lacks pages for its next chunk, and is preempted again."""
+    sizes = [(2, 15), (7, 19), (1, 15), (7, 37), (5, 15), (7, 15), (1, 15), (1, 15), (7, 15)]
+    load = [request(i, *tokens, arrival_ns=i * MILLISECOND) for i, tokens in enumerate(sizes)]
+    steps = {"use": "affine", "prefill_base": "3 ms", "prefill_per_token": "17.3 us", "prefill_per_pair": "700 ns"}
+    steps |= {"decode_base": "1.7 ms", "decode_per_request": "33.3 us"}
+    changes = {
+        "page_size": 2,
+        "prefill__pool_tokens": 44,
+        "prefill__chunked_prefill_tokens": 16,
+        "decode__pool_tokens": 48,
+        "decode__max_running_requests": 3,
+        "network__bandwidth": "1 MB/s",
+        "cost": steps,
+    }
+    many, _ = run_both_ways(small(*load, **VLLM, **changes))
+    assert sum(r.num_retractions for r in many.records.requests)
+
+
 @given(fault_schedules(vllm_scenarios(SHORT_MS)))
 @examples(60)
 def test_nothing_leaks_when_things_go_wrong(scenario: Scenario):

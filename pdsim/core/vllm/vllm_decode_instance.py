@@ -211,8 +211,8 @@ class VllmDecodeInstance(DecodeInstance):
         if self._preempts or not begins:
             return 1, self._preempts and not self._builder.is_midway
         ask_again_steps = self._take_in(commands)
-        if self.queue.queued and self.num_available_pages < num_available_pages:
-            ask_again_steps = 1  # its pages are taken, its tokens not yet counted: afterwards the policy may admit
+        if (self.queue.queued or self._builder.is_midway) and self.num_available_pages < num_available_pages:
+            ask_again_steps = 1  # pages are taken: a begun prompt may lack its own now, and the policy sees fewer
         return ask_again_steps, joined
 
     def _join(self, commands: list[m.Command]) -> bool:
