@@ -429,10 +429,28 @@ def test_subshells_and_braces_run_commands(tmp_path, text, instances):
     assert sizes(imported(tmp_path, "run.sh", f"{text}\n")) == {"aggregated": (instances, 1, 1)}
 
 
-def test_a_string_with_a_sign_of_redirection_is_one_word(tmp_path):
-    text = "vllm serve Qwen/Qwen3-8B --name 'a > b' > $(date +%F).log 2>&1 &\n"
-    (process,) = read_processes(saved(tmp_path, text))
-    assert process.words == ["Qwen/Qwen3-8B", "--name", "a > b"]
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("vllm serve --name 'a > b' > $(date +%F).log 2>&1 &", "a > b"),
+        ("vllm serve --name a > log_$((i+1)).txt", "a"),
+        ("vllm serve --name a > >(tee log) 2> >(tee -a 'b c' >&2)", "a"),
+        ('vllm serve --name ">=1"', ">=1"),
+        ('vllm serve --name "<<0"', "<<0"),
+        ('vllm serve --name "x)"', "x)"),
+        (r"(cd models; vllm serve --name \(x\))", "(x)"),
+        ("bash -c '(vllm serve --name \"x)\")'", "x)"),
+        ("(cd models\nvllm serve --name x)", "x"),
+    ],
+)
+def test_strings_are_no_redirections_and_no_subshells(tmp_path, command, name):
+    (process,) = read_processes(saved(tmp_path, f"{command}\n"))
+    assert process.words == ["--name", name]
+
+
+def test_a_line_with_an_open_quote_is_no_program(tmp_path):
+    text = 'docker run vllm/vllm-openai:latest bash -c "\nvllm serve Qwen/Qwen3-8B --tensor-parallel-size 4\n"\n'
+    assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (1, 4, 1)}
 
 
 def test_variables_behind_do_and_then_are_read(tmp_path):

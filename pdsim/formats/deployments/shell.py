@@ -63,7 +63,7 @@ def split_text(text: str) -> Iterator[list[str]]:
     lines, at = text.splitlines(), 0
     while at < len(lines):
         line, _, at = _whole_line(lines, at)
-        yield from (_stripped(words) for words, _ in _split(_marked(line, [])[0]))
+        yield from (_unmarked(_stripped(words)) for words, _ in _split(_marked(line, [])[0]))
 
 
 class _Script:
@@ -90,24 +90,28 @@ class _Script:
                 body = list(takewhile(lambda one, end=end: one.strip() != end, lines[at:]))  # type: ignore[misc]
                 bodies.append((first + at, body))
                 at += len(body) + 1
-            parts = self._parts(line, first + begun)
+            parts, is_line = self._parts(line, first + begun)
             for i, (words, sign) in enumerate(parts):
-                read = next((bodies[int(word[2:])] for word in words if _is_mark(word, len(bodies))), None)
+                read = next((bodies[int(word[1:])] for word in words if _is_document(word)), None)
                 document = None if read is None else self._document(read[1], _pipeline(parts[i:]))
-                yield from self._command(words, sign, first + begun, document)
+                for one in self._command(words, sign, first + begun, document):
+                    yield one if is_line else one._replace(words=[])
                 if read is not None and document is None:
                     yield from self.commands(read[1], read[0])
 
-    def _parts(self, line: str, number: int) -> list[tuple[list[str], str]]:
+    def _parts(self, line: str, number: int) -> tuple[list[tuple[list[str], str]], bool]:
+        """Returns (the commands as in `_split`, True). If the line is no line of a shell, such as the first line of a
+        string of several lines: (its parts between signs such as semicolons, False).
+        """
         try:
-            return _split(line)
+            return _split(line), True
         except ValueError as wrong:
             if any(name in line for name in self._names):
                 raise InputError(f"{self._where}, line {number}: no line of a shell: {wrong}") from None
-            return [(part.split(), ";") for part in re.split(r"[;&|]+", line) if part.strip()]
+            return [(part.split(), ";") for part in re.split(r"[;&|]+", line) if part.strip()], False
 
     def _command(self, words: list[str], sign: str, number: int, document: Document | None) -> Iterator[Command]:
-        words = self._behind_keywords(words, sign)
+        words = _unmarked(self._behind_keywords(words, sign))
         own = _leading_variables(words)
         rest = words[len(own) :]
         if rest[:1] == ["export"]:
@@ -179,8 +183,8 @@ def _target(words: Sequence[str], names: Collection[str]) -> str:
     is piped to. names: these words without folders.
     """
     if "tee" in words:
-        return next((word for word in words[words.index("tee") + 1 :] if word[:1] not in "-<>"), "")
-    return "" if _RUN_DATA & set(names) else next((word[1:] for word in words if word.startswith(">")), "")
+        return next((word for word in words[words.index("tee") + 1 :] if word[:1] not in ("-", _MARK)), "")
+    return "" if _RUN_DATA & set(names) else next((word[2:] for word in words if word.startswith(f"{_MARK}>")), "")
 
 
 def _whole_line(lines: Sequence[str], at: int) -> tuple[str, int, int]:
@@ -205,33 +209,47 @@ _SPECIAL = re.compile(
     r"""(?P<text>'[^']*'|"(?:\\.|[^"\\])*"|\\.|\(\([^()]*\)\))"""
     r"""|(?<![^\s;&|(])(?P<comment>\#.*)"""
     r"""|(?<!<)<<(?!<)-?\s*["'\\]?(?P<end>[\w.-]+)["']?"""
-    r"""|(?P<stream>(?<!\S)\d|&)?(?<![=<>-])>{1,2}\s*(?P<file>&\d|(?:'[^']*'|"[^"]*"|\$\([^()]*\)|[^\s;&|'"()])+)"""
+    r"""|(?P<stream>(?<!\S)\d|&)?(?<![=<>-])>{1,2}\s*(?P<file>&\d|"""
+    r"""(?:'[^']*'|"[^"]*"|\$\(\([^()]*\)\)|\$\([^()]*\)|[<>]\([^()]*\)|[^\s;&|'"()])+)"""
 )
 """Strings and numbers ((...)), which stay as they are, comments, here-documents, and redirections of output."""
 
 
+_MARK = "\0"
+"""Begins words that stand for redirections. Scripts do not have this character."""
+_IN_STRINGS = str.maketrans("()", "\1\2")
+"""Characters that stand for parentheses in strings, which are no subshells. Scripts do not have these characters."""
+_OF_STRINGS = str.maketrans("\1\2", "()")
+
+
 def _marked(line: str, rest: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (the line, the end words of its here-documents, such as EOF). In the line, the word <<0 stands for the
-    first here-document, <<1 for the next; the word >FILE for output to a file; comments and other redirections are left
-    out. rest: the lines that follow.
+    """Returns (the line, the end words of its here-documents, such as EOF). In the line, the word 0 behind _MARK stands for the
+    first here-document, 1 for the next; >FILE behind _MARK for output to a file; parentheses in strings are those of
+    _IN_STRINGS; comments and other redirections are left out. rest: the lines that follow.
     """
     ends: list[str] = []
 
     def plain(found: re.Match[str]) -> str:
         if found["end"] and any(one.strip() == found["end"] for one in rest):
             ends.append(found["end"])
-            return f" <<{len(ends) - 1} "
+            return f" {_MARK}{len(ends) - 1} "
         if found["file"]:
             name = found["file"].replace(" ", "") if "$(" in found["file"] else found["file"]
-            is_output = found["stream"] in (None, "1") and name[0] != "&" and name != "/dev/null"
-            return f" >{name} " if is_output else " "
-        return "" if found["comment"] else found[0]
+            is_output = found["stream"] in (None, "1") and name[0] not in "&<>" and name != "/dev/null"
+            return f" {_MARK}>{name} " if is_output else " "
+        is_string = found["text"] and found[0][0] != "("
+        return "" if found["comment"] else found[0].translate(_IN_STRINGS) if is_string else found[0]
 
     return _SPECIAL.sub(plain, line.replace("for((", "for ((")), ends
 
 
-def _is_mark(word: str, num_documents: int) -> bool:
-    return word.startswith("<<") and word[2:].isdecimal() and int(word[2:]) < num_documents
+def _is_document(word: str) -> bool:
+    return word[:1] == _MARK and word[1:].isdecimal()
+
+
+def _unmarked(words: Sequence[str]) -> list[str]:
+    """The words with the script's own parentheses in strings."""
+    return [word.translate(_OF_STRINGS) for word in words]
 
 
 def _split(line: str) -> list[tuple[list[str], str]]:
@@ -256,7 +274,7 @@ def _stripped(words: Sequence[str]) -> list[str]:
     """The words of a command without redirections, without here-documents, and without the parentheses of a subshell
     around the command.
     """
-    words = [word for word in words if word[:1] != ">" and not (word[:2] == "<<" and word[2:].isdecimal())]
+    words = [word for word in words if word[:1] != _MARK]
     if words:
         words[0] = words[0].lstrip("(")
         unpaired = sum(word.count(")") - word.count("(") for word in words)
@@ -293,7 +311,7 @@ def _loop(header: Sequence[str], end: str) -> Loop:
     """The loop with the words `header` before its `do`, the last of which is a sign such as a semicolon. end: the word
     that ends the loop (Loop.end).
     """
-    words = header[:-1]
+    words = _unmarked(header[:-1])
     text = " ".join(words).replace(" ;", ";")
     if words[0] != "for":
         return Loop(text, None, "", end)
