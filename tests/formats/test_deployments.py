@@ -453,6 +453,26 @@ def test_a_line_with_an_open_quote_is_no_program(tmp_path):
     assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (1, 4, 1)}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pkill -f sglang.launch_server",
+        "sudo killall -q trtllm-serve || true",
+        'echo "Starting: vllm serve MODEL"',
+        "printf '%s' 'vllm serve MODEL'",
+        'ps aux | grep "vllm serve" | xargs kill',
+        'while ! pgrep -f "vllm serve"; do sleep 1; done',
+        'if pgrep -f "vllm serve" > /dev/null; then echo runs; fi',
+        'PID=$(pgrep -f "vllm serve")',
+        "kill $(pgrep -f sglang.launch_server)",
+        "bash -c 'pkill -f sglang.launch_server; sleep 1'",
+    ],
+)
+def test_a_command_that_names_a_program_does_not_start_it(tmp_path, command):
+    (process,) = read_processes(saved(tmp_path, f"{command}\nGPUS=$(echo 0) vllm serve Qwen/Qwen3-8B\n"))
+    assert process.words == ["Qwen/Qwen3-8B"]
+
+
 def test_variables_behind_do_and_then_are_read(tmp_path):
     text = """
     if true; then TP=4; fi

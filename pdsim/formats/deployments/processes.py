@@ -142,10 +142,19 @@ def _of_document(text: str, where: str, loops: Sequence[Loop]) -> Iterator[Proce
         yield replace(one, replicas=one.replicas * turns, note=note)
 
 
+_NAMING = {"echo", "grep", "kill", "killall", "pgrep", "pidof", "pkill", "printf"}
+"""Commands that name a program and do not start it."""
+_BEFORE = {"!", "(", "do", "elif", "else", "if", "sudo", "then", "until", "while", "{"}
+"""Words that may precede such a command."""
+
+
 def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
     """The first known program among the words, and the words that follow. A word may contain a whole command. None:
-    there is none.
+    there is none, or the command only names the program, as `pkill -f vllm` does.
     """
+    first = next((word for word in words if word not in _BEFORE), "")
+    if _base(first) in _NAMING or re.search(r"[(`](?:pgrep|pidof)$", first):
+        return None
     for at in range(len(words)):
         for starts in _BY_LENGTH:
             if [*map(_base, words[at : at + len(starts)])] == [*starts]:

@@ -355,7 +355,7 @@ def _arrays(line: str) -> dict[str, str]:
 def _leading_variables(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words:
-        if not re.match(r"[A-Za-z_]\w*=", word):
+        if not re.match(r"[A-Za-z_]\w*=", word) or re.search(r"=\$\((?!.*\))", word):
             break
         name, _, value = word.partition("=")
         found[name] = value
