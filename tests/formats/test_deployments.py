@@ -369,6 +369,7 @@ def test_loops_of_a_shell_are_counted(tmp_path):
         ('for c in "a b" "c d"; do', 2),
         ('echo "waiting time for nodes"; for i in 1 2 3; do', 3),
         ("(for i in 1 2 3; do sleep 1 & done); for i in 1 2; do", 2),
+        ("for i in 1 2 3; do\n  for j in 1 2; do", 6),
         ("for node in 1 2\necho 'for nodes that wait'\nfor nodes (that wait\nfor i in 1 2 3; do", 3),
     ],
 )
@@ -378,20 +379,27 @@ def test_turns_of_a_loop(tmp_path, loop, instances):
 
 
 @pytest.mark.parametrize(
-    ("inside", "instances"),
+    "inside",
     [
-        ("  while ! curl $HOST; do\n    sleep 1\n  done", 3),
-        ("  until curl $HOST; do sleep 1; done", 3),
-        ("  for name; do\n    echo $name\n  done", 3),
-        ("  echo wait; for i in 1 2; do for j in 1 2; do sleep 1; done; done", 3),
-        ("  for j in 1 2; do", 6),
-        ("  PIDS=$(for j in 1 2; do echo $j; done)", 3),
-        ("  (for j in 1 2; do sleep 1 & done)", 3),
+        "  while ! curl $HOST; do\n    sleep 1\n  done",
+        "  until curl $HOST; do sleep 1; done",
+        "  for name; do\n    echo $name\n  done",
+        "  echo wait; for i in 1 2; do for j in 1 2; do sleep 1; done; done",
+        "  PIDS=$(for j in 1 2; do echo $j; done)",
+        "  (for j in 1 2; do sleep 1 & done)",
+        "  case $1 in\n  prefill) for j in $GPUS; do sleep 1; done ;;\n  esac",
+        '  case "$1" in a|"b c") for j in 1 2; do sleep 1; done ;; esac',
+        "  f() { for j in 1 2; do sleep 1; done; }",
+        "  f () {\n    for j in 1 2; do { sleep 1; } & done\n  }",
+        "  function f { for j in 1 2; do sleep 1; done; }",
+        "  curl -d '\n  {\n  }'",
+        "  if true; then { sleep 1; }; fi; while { true; }; do { { break; }; }; done",
     ],
 )
-def test_a_loop_ends_with_its_own_done(tmp_path, inside, instances):
-    text = f"for i in 1 2 3; do\n{inside}\n  vllm serve Qwen/Qwen3-8B &\ndone\n"
-    assert sizes(imported(tmp_path, "run.sh", text)) == {"aggregated": (instances, 1, 1)}
+def test_a_loop_ends_with_its_own_done(tmp_path, inside):
+    text = f"for i in 1 2 3; do\n{inside}\n  vllm serve Qwen/Qwen3-8B &\ndone\nvllm serve Qwen/Qwen3-8B\n"
+    found = read_processes(saved(tmp_path, text))
+    assert [one.replicas for one in found] == [3, 1]
 
 
 @pytest.mark.parametrize(
@@ -423,6 +431,7 @@ def test_a_loop_of_unknown_length_is_told(tmp_path, loop, is_told):
         ("(cd models && vllm serve Qwen/Qwen3-8B --tensor-parallel-size 1)", 1),
         ("for ((i=0; i<2; i++)) { vllm serve Qwen/Qwen3-8B & }; vllm serve Qwen/Qwen3-8B", 3),
         ("for i in 1 2\n{\n  vllm serve Qwen/Qwen3-8B &\n}\nvllm serve Qwen/Qwen3-8B", 3),
+        ("for ((i=0;i<3;i++)) { { vllm serve Qwen/Qwen3-8B; }; vllm serve Qwen/Qwen3-8B; }", 6),
     ],
 )
 def test_subshells_and_braces_run_commands(tmp_path, text, instances):

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import dropwhile, takewhile
+from itertools import takewhile
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Loop(NamedTuple):
     """A loop of a script."""
 
     text: str
-    """The loop as the script has it, up to `do`."""
+    """The loop as the script has it, up to `do`. Empty: a group in braces, or a loop that is not recognized."""
     turns: int | None
     """Number of turns. None: not known."""
     variable: str
@@ -74,6 +74,7 @@ class _Script:
         self._variables: dict[str, str] = {}
         self._exported: dict[str, str] = {}
         self._loops: list[Loop] = []
+        """Also groups in braces, so that each end ends its own beginning."""
         self._header: list[str] = []
         """Words of a loop whose `do` has not come yet. Empty: there is no such loop."""
 
@@ -121,7 +122,8 @@ class _Script:
             self._variables |= own
             rest = []
         if rest or document is not None:
-            yield Command(number, rest, {**self._exported, **own}, tuple(self._loops), document)
+            loops = tuple(loop for loop in self._loops if loop.text)
+            yield Command(number, rest, {**self._exported, **own}, loops, document)
 
     def _behind_keywords(self, words: list[str], sign: str) -> list[str]:
         """Begins and ends loops as the words say. Returns the words of the command that runs; empty: none. sign: what
@@ -134,14 +136,16 @@ class _Script:
                 words = words[num_inside:]
             elif words[0] not in ("do", "{"):
                 self._header = []
-        words = _stripped(words)
-        if self._header and (words[:1] == ["do"] or (words[:1] == ["{"] and self._header[0] == "for")):
-            self._loops.append(_loop(self._header, "done" if words[0] == "do" else "}"))
-            self._header = []
-        words = _stripped(list(dropwhile(_KEYWORDS.__contains__, words)))
+        words = _behind_names(_stripped(words))
+        while words[:1] and words[0] in _KEYWORDS:
+            if self._header and (words[0] == "do" or (words[0] == "{" and self._header[0] == "for")):
+                self._loops.append(_loop(self._header, _ENDS[words[0]]))
+                self._header = []
+            elif words[0] in _ENDS:
+                self._loops.append(Loop("", 1, "", _ENDS[words[0]]))
+            words = _behind_names(_stripped(words[1:]))
         if words[:1] in (["done"], ["}"]):
-            if self._loops and self._loops[-1].end == words[0]:
-                self._loops.pop()
+            self._end(words[0])
             return []
         at = next((i for i, word in enumerate(words) if _begins_loop(word, is_first=i == 0)), None)
         if at is None:
@@ -151,6 +155,12 @@ class _Script:
             return words
         self._header = [kind, *behind, sign]
         return [] if kind == "for" else behind
+
+    def _end(self, word: str) -> None:
+        """Ends the innermost loop or group that ends with this word, unless a loop inside it has not ended."""
+        at = max((i for i, loop in enumerate(self._loops) if loop.end == word), default=len(self._loops))
+        if not any(loop.text for loop in self._loops[at + 1 :]):
+            del self._loops[at:]
 
     def _document(self, lines: Sequence[str], words: Sequence[str]) -> Document | None:
         """The here-document with these lines. None: a shell reads the lines as commands. words: the words of the
@@ -294,11 +304,28 @@ def _pipeline(parts: Sequence[tuple[list[str], str]]) -> list[str]:
 _LOOPS = {"for", "while", "until", "select"}
 _KEYWORDS = {"do", "then", "else", "{", "(", "!", "time"}
 """Words that may precede a command."""
+_ENDS = {"do": "done", "{": "}"}
+"""Words that end what these words begin."""
 _FOR = re.compile(r"\w+$|\w+ in\b|\(\(")
 """What follows `for` at the beginning of a loop. Other text follows a `for` that is a word of a sentence."""
 _COUNTED = re.compile(r"for\s*\(\(.*?\b(\w+)\s*=\s*(\d+)[^;]*;\s*\1\s*<(=?)\s*(\d+)\s*;(.*?)\)\)")
 _ARRAY = re.compile(r"\bread\s+-r?a\w*\s+(\w+)\s+<<<\s+\"?([^\"$]+)\"?")
 _LIST = re.compile(r"^\s*(\w+)=\(([^)$]*)\)")
+
+
+def _behind_names(words: list[str]) -> list[str]:
+    """The words of a command without the name of a function that begins (NAME() or function NAME), and without the
+    pattern of a `case` before it (WORD or case WORD in PATTERN).
+    """
+    words = words[3:] if words[:1] == ["case"] and words[2:3] == ["in"] else words
+    if words[:1] == ["function"]:
+        words = [f"{''.join(words[1:2]).removesuffix('()')}()", *words[2:]]
+    if words[1:2] and words[1] in ("()", "(){"):
+        words = ["".join(words[:2]), *words[2:]]
+    if (function := re.fullmatch(r"[^\s()=]+\(\)(\{?)", "".join(words[:1]))) is not None:
+        return [*filter(None, [function[1]]), *words[1:]]
+    is_pattern = len(words) > 1 and words[0].endswith(")") and "(" not in words[0] and words[0] not in ("done)", "})")
+    return words[1:] if is_pattern else words
 
 
 def _begins_loop(word: str, *, is_first: bool) -> bool:
