@@ -358,6 +358,7 @@ def test_loops_of_a_shell_are_counted(tmp_path):
         ("for gpu in 0 1; do", 2),
         ("for ((i=0; i<5; i++)); do", 5),
         ("for i in $HOSTS; do", 1),
+        ("for ((;;)); do", 1),
         ("for ((i=0; i<8; i+=2)); do", 4),
         ("for((i=0;i<8;i+=2)) do", 4),
         ("for ((i=1, j=9; i<=8; j++, i = i + 3)); do", 3),
@@ -492,6 +493,27 @@ def test_variables_behind_do_and_then_are_read(tmp_path):
     assert (process.words[-1], process.replicas) == ("4", 2)
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        'if [ -z "$TP" ]; then TP=8; fi',
+        'if [ -n "$TP" ]; then true; else TP=8; fi',
+        'if [ -z "$TP" ]; then export TP=8; fi',
+    ],
+)
+def test_a_condition_in_one_line_keeps_a_known_value(tmp_path, command):
+    (process,) = read_processes(saved(tmp_path, f"TP=4\n{command}\nvllm serve Qwen/Qwen3-8B -tp $TP\n"))
+    assert process.words[-1] == "4"
+    assert process.variables == ({"TP": "4"} if "export" in command else {})
+
+
+@pytest.mark.parametrize("rank", ["--node-rank $r", '--node-rank="${r}"', "--node_rank $((r + 1))"])
+def test_a_loop_over_the_hosts_of_a_server_counts_once(tmp_path, rank):
+    server = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --nnodes 2 --tp 16"
+    text = f"for i in 1 2 3; do\nfor r in 0 1; do {server} {rank} & done\n{server} --node-rank 0 --port $r &\ndone\n"
+    assert [one.replicas for one in read_processes(saved(tmp_path, text))] == [3, 3]
+
+
 MANIFEST = """
 kind: Deployment
 spec:
@@ -519,6 +541,10 @@ spec:
         ("cat <<EOF | kubectl apply -f - > log.txt 2>&1", MANIFEST, 4),
         ("kubectl delete -f - <<EOF", MANIFEST, 1),
         ("cat <<EOF | kubectl delete -f -", MANIFEST, 1),
+        ("kubectl -n prod delete -f - <<EOF", MANIFEST, 1),
+        ("docker compose -f - down <<EOF", MANIFEST, 1),
+        ("kubectl apply -n diff -f - <<EOF", MANIFEST, 4),
+        ("cat <<EOF | kubectl -n=x --context down apply -f -", MANIFEST, 4),
         ("python3 - <<EOF > start.sh", "print('vllm serve MODEL')", 1),
         ("for i in 1 2 3; do ssh $i bash <<EOF; done", "vllm serve Qwen/Qwen3-8B", 4),
     ],
@@ -546,8 +572,26 @@ def test_a_file_that_a_script_writes_counts_once(tmp_path, name, inside):
 
 
 @pytest.mark.parametrize(
+    ("between", "sign", "counted"),
+    [
+        ("else", ">", [9]),
+        ("else", ">>", [1, 9]),
+        ("kubectl apply -f ./d.yaml", ">", [1, 9]),
+        ("kubectl apply -f other.yaml", ">", [9]),
+        ("cat > other.yaml <<EOF\nkind: Secret\nEOF", ">", [9]),
+    ],
+)
+def test_a_manifest_that_replaces_another_counts_alone(tmp_path, between, sign, counted):
+    first, second = (MANIFEST.replace("replicas: 3", f"replicas: {replicas}") for replicas in (1, 9))
+    text = f"cat > d.yaml <<EOF{first}EOF\n{between}\ncat {sign} d.yaml <<EOF{second}EOF\n"
+    assert [one.replicas for one in read_processes(saved(tmp_path, text))] == counted
+
+
+@pytest.mark.parametrize(
     ("loop", "name", "instances", "told"),
     [
+        ("i=0\nfor i in 1 2; do", "pods-$i", 6, ""),
+        ("i=0\nfor ((i=1; i<=2; i++)); do", "pods-$i", 6, ""),
         ("for i in 1 2; do", "pods", 3, "for i in 1 2: each turn applies the same manifest, so its servers count once"),
         ("for i in 1 2; do", "pods-$i", 6, ""),
         ("for i in 1 2; do\nNAME=pods-$i", "$NAME", 6, ""),

@@ -11,7 +11,7 @@ from typing import Any
 from pdsim.dataclass import dataclass
 from pdsim.formats.deployments.containers import Pods, containers_of, engine_of_image
 from pdsim.formats.deployments.readers import parsed
-from pdsim.formats.deployments.shell import Loop, commands_of, expanded, split_text
+from pdsim.formats.deployments.shell import Command, Document, Loop, commands_of, expanded, split_text
 from pdsim.inputs import MOST_YAML_BYTES, InputError, parse_yaml, parse_yaml_documents, read_text, shown
 
 PROGRAMS = {
@@ -109,13 +109,30 @@ def _of_script(text: str, where: str, is_imported: Callable[[str], bool]) -> Ite
     commands = list(commands_of(text, where, names, is_imported))
     documents = [one.document for one in commands if one.document is not None]
     written = {one.target: one.text for one in documents if one.target}
-    for one in commands:
+    for at, one in enumerate(commands):
         place = f"{where}, line {one.number}"
         if (found := program_in(one.words)) is not None:
-            replicas, note = _turns(one.loops)
+            replicas, note = _turns([loop for loop in one.loops if not _is_of_ranks(loop, one.words)])
             yield Process(place, *found, written, note, variables=one.variables, replicas=replicas)
-        if one.document is not None and one.document.is_data:
+        if one.document is not None and one.document.is_data and not _is_replaced(one.document, commands[at + 1 :]):
             yield from _of_document(one.document.text, f"{place}, here-document", one.loops)
+
+
+def _is_of_ranks(loop: Loop, words: Sequence[str]) -> bool:
+    """True if each turn of the loop starts one host's part of the same server: --node-rank has the loop's variable."""
+    return bool(loop.variable) and bool(re.search(rf"--node[-_]rank[ =]\S*\$\S*\b{loop.variable}\b", " ".join(words)))
+
+
+def _is_replaced(document: Document, behind: Sequence[Command]) -> bool:
+    """True if a later here-document replaces the file that this one is written to, and no command between them names
+    the file. behind: the commands that follow.
+    """
+    for one in behind if document.target else ():
+        if one.document is not None and one.document.target == document.target and not one.document.is_appended:
+            return True
+        if any(Path(word) == Path(document.target) for word in one.words):
+            return False
+    return False
 
 
 def _turns(loops: Sequence[Loop]) -> tuple[int, str]:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,8 @@ class Document(NamedTuple):
     text: str
     target: str
     """File that the command writes the text to, as the command names it. Empty: none."""
+    is_appended: bool
+    """True: the command adds the text to the end of the file (>>)."""
     is_data: bool
     """True: the lines are no commands of a shell, and the text is not given to a command that stops servers."""
 
@@ -112,13 +114,18 @@ class _Script:
             return [(part.split(), ";") for part in re.split(r"[;&|]+", line) if part.strip()], False
 
     def _command(self, words: list[str], sign: str, number: int, document: Document | None) -> Iterator[Command]:
+        is_conditional = words[:1] in (["then"], ["else"])
         words = _unmarked(self._behind_keywords(words, sign))
         own = _leading_variables(words)
         rest = words[len(own) :]
-        if rest[:1] == ["export"]:
-            own = _leading_variables(rest[1:])
+        is_export = rest[:1] == ["export"]
+        own = _leading_variables(rest[1:]) if is_export else own
+        is_setting = len(own) + is_export >= len(words)
+        if is_conditional and (is_setting or is_export):
+            own = {name: self._variables.get(name, value) for name, value in own.items()}
+        if is_export:
             self._exported |= own
-        if len(own) + (rest[:1] == ["export"]) >= len(words):
+        if is_setting:
             self._variables |= own
             rest = []
         if rest or document is not None:
@@ -154,6 +161,8 @@ class _Script:
         if kind == "for" and _FOR.match(" ".join(behind)) is None:
             return words
         self._header = [kind, *behind, sign]
+        if kind == "for":
+            self._variables.pop(_variable_of(self._header), None)
         return [] if kind == "for" else behind
 
     def _end(self, word: str) -> None:
@@ -166,15 +175,17 @@ class _Script:
         """The here-document with these lines. None: a shell reads the lines as commands. words: the words of the
         command that reads the here-document, and of the commands that its output is piped to.
         """
-        names = {word.rsplit("/", 1)[-1] for word in re.findall(r"[^\s;&|<>()'\"]+", " ".join(words))}
+        called = [word.rsplit("/", 1)[-1] for word in re.findall(r"[^\s;&|<>()'\"]+", " ".join(words))]
+        names = set(called)
         target = _target(words, names)
         is_script = Path(target).suffix not in _DATA if target else not names & _READ_DATA
         if target and self._is_imported(target):
-            return Document("", "", is_data=False)
+            return Document("", "", is_appended=False, is_data=False)
         if is_script or names & _SHELLS:
             return None
         text = expanded("\n".join(lines) + "\n", self._variables)
-        return Document(text, target.removeprefix("./"), is_data=not names & _STOPS)
+        is_appended = any(word.startswith(f"{_MARK}>>") for word in words) or "tee -a" in " ".join(called)
+        return Document(text, target.removeprefix("./"), is_appended, is_data=_subcommand(called) not in _STOPS)
 
 
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh", "ssh", "sbatch", "srun"}
@@ -183,9 +194,25 @@ _RUN_DATA = {"kubectl", "oc", "helm", "docker", "podman", "python", "python3", "
 _READ_DATA = {*_RUN_DATA, "cat", "tee"}
 """Programs that read no commands from a here-document, unless they start a shell or write a script."""
 _STOPS = {"delete", "down", "diff", "uninstall"}
-"""Words of commands that start nothing of the manifest that they read."""
+"""Subcommands that start nothing of the manifest that they read."""
+_MANAGERS = {"kubectl", "oc", "helm", "docker", "podman"}
+"""Programs with such subcommands."""
 _DATA = {".yaml", ".yml", ".json", ".jsonl", ".toml", ".ini", ".cfg", ".conf", ".env", ".txt", ".md", ".py", ".jinja"}
 """Suffixes of files that have no commands of a shell."""
+
+
+def _subcommand(words: Sequence[str]) -> str:
+    """What a manager of containers is called to do, such as apply. Empty: the words call none. Options before it have
+    a value behind them, unless they are written with =.
+    """
+    behind = iter(list(dropwhile(lambda word: word not in _MANAGERS, words))[1:])
+    for word in behind:
+        if word[0] != "-":
+            if word != "compose":
+                return word
+        elif "=" not in word:
+            next(behind, None)
+    return ""
 
 
 def _target(words: Sequence[str], names: Collection[str]) -> str:
@@ -194,7 +221,8 @@ def _target(words: Sequence[str], names: Collection[str]) -> str:
     """
     if "tee" in words:
         return next((word for word in words[words.index("tee") + 1 :] if word[:1] not in ("-", _MARK)), "")
-    return "" if _RUN_DATA & set(names) else next((word[2:] for word in words if word.startswith(f"{_MARK}>")), "")
+    files = [word[1:].lstrip(">") for word in words if word.startswith(f"{_MARK}>")]
+    return files[0] if files and not _RUN_DATA & set(names) else ""
 
 
 def _whole_line(lines: Sequence[str], at: int) -> tuple[str, int, int]:
@@ -219,7 +247,7 @@ _SPECIAL = re.compile(
     r"""(?P<text>'[^']*'|"(?:\\.|[^"\\])*"|\\.|\(\([^()]*\)\))"""
     r"""|(?<![^\s;&|(])(?P<comment>\#.*)"""
     r"""|(?<!<)<<(?!<)-?\s*["'\\]?(?P<end>[\w.-]+)["']?"""
-    r"""|(?P<stream>(?<!\S)\d|&)?(?<![=<>-])>{1,2}\s*(?P<file>&\d|"""
+    r"""|(?P<stream>(?<!\S)\d|&)?(?<![=<>-])(?P<sign>>{1,2})\s*(?P<file>&\d|"""
     r"""(?:'[^']*'|"[^"]*"|\$\(\([^()]*\)\)|\$\([^()]*\)|[<>]\([^()]*\)|[^\s;&|'"()])+)"""
 )
 """Strings and numbers ((...)), which stay as they are, comments, here-documents, and redirections of output."""
@@ -233,9 +261,9 @@ _OF_STRINGS = str.maketrans("\1\2", "()")
 
 
 def _marked(line: str, rest: Sequence[str]) -> tuple[str, list[str]]:
-    """Returns (the line, the end words of its here-documents, such as EOF). In the line, the word 0 behind _MARK stands for the
-    first here-document, 1 for the next; >FILE behind _MARK for output to a file; parentheses in strings are those of
-    _IN_STRINGS; comments and other redirections are left out. rest: the lines that follow.
+    """Returns (the line, the end words of its here-documents). In the line, the word 0 behind _MARK stands for the
+    first here-document, 1 for the next; >FILE or >>FILE behind _MARK for output to a file; parentheses in strings are
+    those of _IN_STRINGS; comments and other redirections are left out. rest: the lines that follow.
     """
     ends: list[str] = []
 
@@ -246,7 +274,7 @@ def _marked(line: str, rest: Sequence[str]) -> tuple[str, list[str]]:
         if found["file"]:
             name = found["file"].replace(" ", "") if "$(" in found["file"] else found["file"]
             is_output = found["stream"] in (None, "1") and name[0] not in "&<>" and name != "/dev/null"
-            return f" {_MARK}>{name} " if is_output else " "
+            return f" {_MARK}{found['sign']}{name} " if is_output else " "
         is_string = found["text"] and found[0][0] != "("
         return "" if found["comment"] else found[0].translate(_IN_STRINGS) if is_string else found[0]
 
@@ -342,8 +370,12 @@ def _loop(header: Sequence[str], end: str) -> Loop:
     text = " ".join(words).replace(" ;", ";")
     if words[0] != "for":
         return Loop(text, None, "", end)
-    variable = re.search(r"\w+", " ".join(words[1:]))
-    return Loop(text, _num_turns(words, text), variable[0] if variable else "", end)
+    return Loop(text, _num_turns(words, text), _variable_of(words), end)
+
+
+def _variable_of(words: Sequence[str]) -> str:
+    """Name of the variable that a `for` loop with these words sets. Empty: none."""
+    return next(iter(re.findall(r"\w+", " ".join(words[1:]))), "")
 
 
 def _num_turns(words: Sequence[str], text: str) -> int | None:
