@@ -468,6 +468,8 @@ def test_a_line_with_an_open_quote_is_no_program(tmp_path):
     [
         "pkill -f sglang.launch_server",
         "sudo killall -q trtllm-serve || true",
+        "ssh -q host sudo /usr/bin/pkill -f sglang.launch_server",
+        "docker exec server pkill -f 'vllm serve'",
         'echo "Starting: vllm serve MODEL"',
         "printf '%s' 'vllm serve MODEL'",
         'ps aux | grep "vllm serve" | xargs kill',

@@ -159,10 +159,12 @@ def _of_document(text: str, where: str, loops: Sequence[Loop]) -> Iterator[Proce
         yield replace(one, replicas=one.replicas * turns, note=note)
 
 
-_NAMING = {"echo", "grep", "kill", "killall", "pgrep", "pidof", "pkill", "printf"}
+_NAMING = {"echo", "grep", "kill", "printf"}
 """Commands that name a program and do not start it."""
+_SEARCHING = {"killall", "pgrep", "pidof", "pkill"}
+"""Such commands that also run behind others, such as ssh."""
 _BEFORE = {"!", "(", "do", "elif", "else", "if", "sudo", "then", "until", "while", "{"}
-"""Words that may precede such a command."""
+"""Words that may precede a command of _NAMING."""
 
 
 def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
@@ -170,9 +172,11 @@ def program_in(words: Sequence[str]) -> tuple[str, list[str]] | None:
     there is none, or the command only names the program, as `pkill -f vllm` does.
     """
     first = next((word for word in words if word not in _BEFORE), "")
-    if _base(first) in _NAMING or re.search(r"[(`](?:pgrep|pidof)$", first):
+    if _base(first) in _NAMING:
         return None
     for at in range(len(words)):
+        if re.split(r"[/(`]", words[at])[-1] in _SEARCHING:
+            return None
         for starts in _BY_LENGTH:
             if [*map(_base, words[at : at + len(starts)])] == [*starts]:
                 return PROGRAMS[starts], list(words[at + len(starts) :])
