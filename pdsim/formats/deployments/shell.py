@@ -363,9 +363,7 @@ def _begins_loop(word: str, *, is_first: bool) -> bool:
 
 
 def _loop(header: Sequence[str], end: str) -> Loop:
-    """The loop with the words `header` before its `do`, the last of which is a sign such as a semicolon. end: the word
-    that ends the loop (Loop.end).
-    """
+    """The loop with the words `header` before its `do`; the last word is a sign such as a semicolon. end: Loop.end."""
     words = _unmarked(header[:-1])
     text = " ".join(words).replace(" ;", ";")
     if words[0] != "for":
